@@ -1,0 +1,1 @@
+"""deltajax: transformers whose residual connections route over depth."""

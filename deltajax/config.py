@@ -1,0 +1,269 @@
+"""All options of the project, as frozen and validated dataclasses.
+
+`RoutingConfig` lives with the routing library (`deltajax.routing.variants`)
+and is part of `ModelConfig`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import typing
+from typing import Any, TypeVar
+
+from deltajax.routing.schedule import build_schedule
+from deltajax.routing.validation import (
+  check_name,
+  typed_config,
+)
+from deltajax.routing.validation import (
+  ConfigError as ConfigError,
+)
+from deltajax.routing.variants import RoutingConfig
+
+T = TypeVar("T")
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+REMAT = ("none", "full")
+
+
+def _check_positive(config: Any, where: str, *names: str) -> None:
+  for name in names:
+    value = getattr(config, name)
+    if value <= 0:
+      raise ConfigError(f"{where}.{name} is {value}; it must be positive.")
+
+
+def _check_not_negative(config: Any, where: str, *names: str) -> None:
+  for name in names:
+    value = getattr(config, name)
+    if value < 0:
+      raise ConfigError(f"{where}.{name} is {value}; it must not be negative.")
+
+
+@typed_config
+class ModelConfig:
+  """A decoder-only transformer of the Qwen3 or Llama family.
+
+  Attributes:
+    vocab_size: rows of the embedding.
+    width: D, size of the residual stream.
+    num_layers: transformer layers, each an attention and an MLP sublayer.
+    num_heads: query heads.
+    num_kv_heads: key and value heads; divides num_heads.
+    head_dim: channels of a head; need not be width / num_heads.
+    mlp_width: hidden size of the SwiGLU MLP.
+    rope_theta: base of the rotary frequencies.
+    norm_eps: of every RMSNorm, depth-attention key norms included.
+    tie_embeddings: the output head is the embedding.
+    qk_norm: RMSNorm on queries and keys of each head (Qwen3).
+    routing: how residuals are routed over depth.
+    dtype: of activations and matrix products.
+    param_dtype: of parameters.
+    remat: `none`, or `full` to recompute each layer in the backward pass.
+    init_std: standard deviation of kernels and embedding at initialisation.
+    depth_attention: implementation of the depth attention; None for the best
+      on the platform.
+  """
+
+  vocab_size: int
+  width: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_width: int
+  rope_theta: float = 10_000.0
+  norm_eps: float = 1e-6
+  tie_embeddings: bool = True
+  qk_norm: bool = True
+  routing: RoutingConfig = RoutingConfig()
+  dtype: str = "bfloat16"
+  param_dtype: str = "float32"
+  remat: str = "none"
+  init_std: float = 0.02
+  depth_attention: str | None = None
+
+  def __post_init__(self) -> None:
+    _check_positive(
+      self,
+      "model",
+      *("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads"),
+      *("head_dim", "mlp_width", "rope_theta", "init_std"),
+    )
+    _check_not_negative(self, "model", "norm_eps")
+    check_name("model.dtype", self.dtype, DTYPES)
+    check_name("model.param_dtype", self.param_dtype, DTYPES)
+    check_name("model.remat", self.remat, REMAT)
+    if self.num_heads % self.num_kv_heads:
+      raise ConfigError(
+        f"model.num_heads {self.num_heads} is not divisible by"
+        f" model.num_kv_heads {self.num_kv_heads}."
+      )
+    if self.head_dim % 2:
+      raise ConfigError(
+        f"model.head_dim is {self.head_dim}; rotary embeddings need an even"
+        " number of channels."
+      )
+    self.routing.check_width(self.width)
+    build_schedule(self.routing, self.num_layers)
+
+
+@typed_config
+class DataConfig:
+  """What a run reads.
+
+  Attributes:
+    dataset: `python_stdlib`, or the directory of a prepared TFDS data set.
+    data_dir: where data sets that are built here are kept.
+    tokenizer: `bytes`.
+    sequence_length: T, tokens that a model sees at once; rows hold T + 1.
+  """
+
+  dataset: str = "python_stdlib"
+  data_dir: str = "data"
+  tokenizer: str = "bytes"
+  sequence_length: int = 256
+
+  def __post_init__(self) -> None:
+    _check_positive(self, "data", "sequence_length")
+
+
+@typed_config
+class OptimizerConfig:
+  """AdamW with warm-up, cosine decay and clipping.
+
+  Attributes:
+    learning_rate: at the end of the warm-up.
+    final_learning_rate: at the last step of the cosine.
+    warmup_steps: steps of the linear warm-up from 0.
+    b1: decay of the first moment.
+    b2: decay of the second moment.
+    eps: added to the root of the second moment.
+    weight_decay: of kernels and the embedding. Norms, queries, gates and null
+      sources are never decayed.
+    clip_norm: largest global norm of a gradient.
+    query_multiplier: learning rate of routing queries, relative to the rest.
+  """
+
+  learning_rate: float = 6e-4
+  final_learning_rate: float = 6e-5
+  warmup_steps: int = 1000
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1
+  clip_norm: float = 1.0
+  query_multiplier: float = 1.0
+
+  def __post_init__(self) -> None:
+    _check_positive(self, "optimizer", "learning_rate", "eps", "clip_norm")
+    _check_not_negative(
+      self,
+      "optimizer",
+      *("final_learning_rate", "warmup_steps", "weight_decay"),
+      "query_multiplier",
+    )
+    for name in ("b1", "b2"):
+      value = getattr(self, name)
+      if not 0 <= value < 1:
+        raise ConfigError(f"optimizer.{name} is {value}; it must be in [0, 1).")
+
+
+@typed_config
+class TrainingConfig:
+  """Length, batch and bookkeeping of a run.
+
+  Attributes:
+    steps: updates of the whole run; the cosine ends here.
+    stop_after: stop (with a checkpoint) once this many updates are done in
+      all, to be resumed by the same command later. None: run to the end.
+    batch_size: sequences per update.
+    accumulation: micro-batches per update; divides batch_size.
+    seed: of parameters and data order.
+    z_loss: weight of the squared log-normaliser.
+    log_every: updates between lines of metrics.
+    eval_every: updates between validations.
+    eval_batches: batches of the fixed validation set.
+    checkpoint_every: updates between checkpoints.
+    keep_checkpoints: how many of the newest checkpoints are kept.
+  """
+
+  steps: int = 10_000
+  stop_after: int | None = None
+  batch_size: int = 64
+  accumulation: int = 1
+  seed: int = 0
+  z_loss: float = 0.0
+  log_every: int = 10
+  eval_every: int = 500
+  eval_batches: int = 16
+  checkpoint_every: int = 500
+  keep_checkpoints: int = 3
+
+  def __post_init__(self) -> None:
+    _check_positive(
+      self,
+      "training",
+      *("steps", "batch_size", "accumulation", "log_every", "eval_every"),
+      *("eval_batches", "checkpoint_every", "keep_checkpoints"),
+    )
+    _check_not_negative(self, "training", "z_loss")
+    if self.stop_after is not None:
+      _check_positive(self, "training", "stop_after")
+    if self.batch_size % self.accumulation:
+      raise ConfigError(
+        f"training.batch_size {self.batch_size} is not divisible by"
+        f" training.accumulation {self.accumulation}."
+      )
+
+
+@typed_config
+class RunConfig:
+  """Everything that defines a run.
+
+  Attributes:
+    model: the architecture.
+    data: what it reads.
+    optimizer: how it learns.
+    training: for how long, and what is written down.
+  """
+
+  model: ModelConfig
+  data: DataConfig = DataConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  training: TrainingConfig = TrainingConfig()
+
+  def __post_init__(self) -> None:
+    if self.optimizer.warmup_steps > self.training.steps:
+      raise ConfigError(
+        f"optimizer.warmup_steps {self.optimizer.warmup_steps} is more than"
+        f" training.steps {self.training.steps}."
+      )
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """A config as nested dictionaries of plain values, ready for JSON."""
+  return dataclasses.asdict(config)
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
+  """Inverse of `to_dict`; unknown keys raise ConfigError."""
+  hints = typing.get_type_hints(cls)
+  arguments = {}
+  for name, value in values.items():
+    check_name(f"{cls.__name__} field", name, hints)
+    nested = dataclasses.is_dataclass(hints[name])
+    arguments[name] = from_dict(hints[name], value) if nested else value
+  return cls(**arguments)
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple]:
+  """Fields in which two configs differ: dotted name -> (old, new)."""
+  found: dict[str, tuple] = {}
+  for field in dataclasses.fields(old):
+    before, after = getattr(old, field.name), getattr(new, field.name)
+    name = prefix + field.name
+    if dataclasses.is_dataclass(before) and type(before) is type(after):
+      found |= differences(before, after, f"{name}.")
+    elif before != after:
+      found[name] = (before, after)
+  return found

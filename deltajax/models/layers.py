@@ -1,0 +1,204 @@
+"""The parts of a Qwen3- or Llama-style transformer layer.
+
+Shapes: B batch, T queries, S keys, D width, H query heads, K key/value heads,
+G = H / K query heads per key head, C head channels, F mlp width.
+"""
+
+from flax import linen as nn
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from deltajax.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+  """Root mean square norm: statistics in float32, scaled in the input dtype.
+
+  The cast to the input dtype comes before the product with the weight, as in
+  Hugging Face models.
+
+  Attributes:
+    eps: added to the mean square.
+    axis_name: logical axis of the weight.
+    param_dtype: dtype of the weight.
+  """
+
+  eps: float
+  axis_name: str = "embed"
+  param_dtype: str = "float32"
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Norms the last axis of x."""
+    init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis_name,))
+    scale = self.param("scale", init, x.shape[-1:], jnp.dtype(self.param_dtype))
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    rstd = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
+    return (wide * rstd).astype(x.dtype) * scale.astype(x.dtype)
+
+
+def rotary_angles(
+  positions_BxT: jax.Array, head_dim: int, theta: float, dtype: str
+) -> jax.Array:
+  """Returns the angle of every rotated pair, angles_BxTxC/2.
+
+  Args:
+    positions_BxT: integer positions.
+    head_dim: channels C of a head.
+    theta: base of the frequencies.
+    dtype: dtype of the model; angles are float32, or float64 with it.
+  """
+  wide = jnp.promote_types(dtype, jnp.float32)
+  exponent = jnp.arange(0, head_dim, 2, dtype=wide) / head_dim
+  return positions_BxT[..., None].astype(wide) / theta**exponent
+
+
+def rotate(x_BxTxNxC: jax.Array, angles_BxTxP: jax.Array) -> jax.Array:
+  """Rotates channel pairs (i, i + C/2), as Hugging Face models do."""
+  sin = jnp.sin(angles_BxTxP)[:, :, None]
+  cos = jnp.cos(angles_BxTxP)[:, :, None]
+  first, second = jnp.split(x_BxTxNxC.astype(sin.dtype), 2, axis=-1)
+  rotated = [first * cos - second * sin, second * cos + first * sin]
+  return jnp.concatenate(rotated, axis=-1).astype(x_BxTxNxC.dtype)
+
+
+def causal_attention(
+  query_BxTxHxC: jax.Array,
+  key_BxSxKxC: jax.Array,
+  value_BxSxKxC: jax.Array,
+  segment_ids_BxT: jax.Array | None = None,
+) -> jax.Array:
+  """Grouped-query attention within documents; returns mixed_BxTxHxC.
+
+  Args:
+    query_BxTxHxC: H query heads.
+    key_BxSxKxC: K key heads; K divides H; S = T.
+    value_BxSxKxC: values.
+    segment_ids_BxT: tokens attend only within their segment. None: one.
+  """
+  batch, length, num_heads, head_dim = query_BxTxHxC.shape
+  wide = jnp.promote_types(query_BxTxHxC.dtype, jnp.float32)
+  num_kv_heads = key_BxSxKxC.shape[2]
+  query_BxTxKxGxC = query_BxTxHxC.reshape(
+    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
+  )
+  scale = head_dim**-0.5
+  logits_BxKxGxTxS = scale * jnp.einsum(
+    "btkgc,bskc->bkgts",
+    query_BxTxKxGxC,
+    key_BxSxKxC,
+    preferred_element_type=wide,
+  )
+  mask_BxTxS = jnp.tril(jnp.ones((length, length), bool))[None]
+  if segment_ids_BxT is not None:
+    mask_BxTxS &= segment_ids_BxT[:, :, None] == segment_ids_BxT[:, None, :]
+  # A token always sees itself, so that no row is fully masked.
+  logits_BxKxGxTxS = jnp.where(
+    mask_BxTxS[:, None, None], logits_BxKxGxTxS, jnp.finfo(wide).min
+  )
+  weights = jax.nn.softmax(logits_BxKxGxTxS, axis=-1)
+  mixed_BxTxKxGxC = jnp.einsum(
+    "bkgts,bskc->btkgc", weights.astype(value_BxSxKxC.dtype), value_BxSxKxC
+  )
+  return mixed_BxTxKxGxC.reshape(query_BxTxHxC.shape)
+
+
+class Attention(nn.Module):
+  """Causal grouped-query attention whose Q/K and V may read different inputs.
+
+  Attributes:
+    config: of the model.
+  """
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs_KxBxTxD: jax.Array,
+    angles_BxTxP: jax.Array,
+    segment_ids_BxT: jax.Array | None,
+  ) -> jax.Array:
+    """Returns output_BxTxD.
+
+    Args:
+      inputs_KxBxTxD: normed inputs, one or two: the first feeds Q and K, the
+        last feeds V.
+      angles_BxTxP: of the rotary embedding.
+      segment_ids_BxT: of packed documents, or None.
+    """
+    config = self.config
+    qk_BxTxD, v_BxTxD = inputs_KxBxTxD[0], inputs_KxBxTxD[-1]
+    query = self._project("query", "heads", config.num_heads)(qk_BxTxD)
+    key = self._project("key", "kv_heads", config.num_kv_heads)(qk_BxTxD)
+    value = self._project("value", "kv_heads", config.num_kv_heads)(v_BxTxD)
+    if config.qk_norm:
+      query = self._head_norm("query_norm")(query)
+      key = self._head_norm("key_norm")(key)
+    mixed_BxTxHxC = causal_attention(
+      rotate(query, angles_BxTxP),
+      rotate(key, angles_BxTxP),
+      value,
+      segment_ids_BxT,
+    )
+    return dense(
+      config, "output", config.width, ("heads", "head_dim", "embed"), (-2, -1)
+    )(mixed_BxTxHxC)
+
+  def _project(self, name: str, heads_axis: str, heads: int) -> nn.Module:
+    axes = ("embed", heads_axis, "head_dim")
+    return dense(self.config, name, (heads, self.config.head_dim), axes)
+
+  def _head_norm(self, name: str) -> RMSNorm:
+    config = self.config
+    return RMSNorm(config.norm_eps, "head_dim", config.param_dtype, name=name)
+
+
+class SwiGLU(nn.Module):
+  """Gated MLP: down(silu(gate(x)) * up(x)).
+
+  Attributes:
+    config: of the model.
+  """
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    """Returns output_BxTxD."""
+    config = self.config
+    into, out = ("embed", "mlp"), ("mlp", "embed")
+    gate_BxTxF = dense(config, "gate", config.mlp_width, into)(x_BxTxD)
+    up_BxTxF = dense(config, "up", config.mlp_width, into)(x_BxTxD)
+    hidden_BxTxF = nn.silu(gate_BxTxF) * up_BxTxF
+    return dense(config, "down", config.width, out)(hidden_BxTxF)
+
+
+def dense(
+  config: ModelConfig,
+  name: str,
+  features: int | tuple[int, ...],
+  axes: tuple[str, ...],
+  contract: int | tuple[int, ...] = -1,
+) -> nn.DenseGeneral:
+  """A linear map without bias.
+
+  Args:
+    config: of the model.
+    name: of the module.
+    features: output axes.
+    axes: logical names of the kernel's axes.
+    contract: input axes that are summed over.
+  """
+  return nn.DenseGeneral(
+    features,
+    axis=contract,
+    use_bias=False,
+    dtype=jnp.dtype(config.dtype),
+    param_dtype=jnp.dtype(config.param_dtype),
+    kernel_init=nn.with_logical_partitioning(
+      nn.initializers.normal(config.init_std), axes
+    ),
+    name=name,
+  )

@@ -1,0 +1,234 @@
+"""The decoder: one scanned layer for every routing variant.
+
+Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs.
+"""
+
+from typing import Any
+
+from flax import linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from deltajax.config import ModelConfig
+from deltajax.models.layers import (
+  Attention,
+  RMSNorm,
+  rotary_angles,
+  SwiGLU,
+)
+from deltajax.routing.memory import DepthState
+from deltajax.routing.router import CAPTURE, DepthRouter
+from deltajax.routing.schedule import build_schedule, Step
+from deltajax.routing.validation import ConfigError
+from deltajax.routing.variants import Roles
+
+
+@flax.struct.dataclass
+class ModelOutput:
+  """What a forward pass returns.
+
+  Attributes:
+    logits_BxTxV: float32 (float64 for float64 models).
+    hidden_BxTxD: the normed input of the output head.
+  """
+
+  logits_BxTxV: jax.Array
+  hidden_BxTxD: jax.Array
+
+
+def _router(config: ModelConfig, roles: Roles, name: str | None = None):
+  return DepthRouter(
+    config.routing,
+    roles,
+    config.norm_eps,
+    config.depth_attention,
+    config.param_dtype,
+    name=name,
+  )
+
+
+def _norm(config: ModelConfig, name: str | None = None) -> RMSNorm:
+  return RMSNorm(config.norm_eps, param_dtype=config.param_dtype, name=name)
+
+
+class DecoderLayer(nn.Module):
+  """An attention and an MLP sublayer, each reading over depth.
+
+  Attributes:
+    config: of the model.
+  """
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    state: DepthState,
+    steps: Step,
+    angles_BxTxP: jax.Array,
+    segment_ids_BxT: jax.Array | None,
+  ) -> tuple[DepthState, None]:
+    """Returns the state after both sublayers (and nothing per layer).
+
+    Args:
+      state: the depth state before the layer.
+      steps: the two rows of the schedule, arrays [2].
+      angles_BxTxP: of the rotary embedding.
+      segment_ids_BxT: of packed documents, or None.
+    """
+    config = self.config
+    row = config.routing.row
+    attention_step, mlp_step = (Step(*(x[i] for x in steps)) for i in (0, 1))
+
+    reads_KxBxTxD = _router(config, row.roles, "attention_router")(
+      state, attention_step
+    )
+    output_BxTxD = Attention(config, name="attention")(
+      _norm(config, "attention_norm")(reads_KxBxTxD),
+      angles_BxTxP,
+      segment_ids_BxT,
+    )
+    state = state.advance(output_BxTxD, attention_step, row.appends)
+
+    reads_KxBxTxD = _router(config, row.single_role, "mlp_router")(
+      state, mlp_step
+    )
+    output_BxTxD = SwiGLU(config, name="mlp")(
+      _norm(config, "mlp_norm")(reads_KxBxTxD[0])
+    )
+    return state.advance(output_BxTxD, mlp_step, row.appends), None
+
+
+class TransformerLM(nn.Module):
+  """A decoder-only language model whose residuals are routed over depth.
+
+  Parameters are float32 with logical axis names; layers are stacked on axis 0
+  (logical axis `layers`). The same key gives the same values to every
+  parameter that two variants share.
+
+  Attributes:
+    config: the architecture, routing included.
+  """
+
+  config: ModelConfig
+
+  def setup(self) -> None:
+    config = self.config
+    self.schedule = build_schedule(config.routing, config.num_layers)
+    self.embedding = self._matrix("embedding", ("vocab", "embed"))
+    if not config.tie_embeddings:
+      self.head = self._matrix("head", ("embed", "vocab"))
+    layer: Any = DecoderLayer
+    if config.remat == "full":
+      layer = nn.remat(layer, prevent_cse=False)
+    self.layers = nn.scan(
+      layer,
+      variable_axes={"params": 0, CAPTURE: 0},
+      split_rngs={"params": True},
+      in_axes=(0, nn.broadcast, nn.broadcast),
+      length=config.num_layers,
+      metadata_params={nn.PARTITION_NAME: "layers"},
+    )(config)
+    if self.schedule.final is not None:
+      self.final_router = _router(config, config.routing.row.single_role)
+    self.final_norm = _norm(config)
+
+  def __call__(
+    self,
+    tokens_BxT: jax.Array,
+    *,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+  ) -> ModelOutput:
+    """Runs the model.
+
+    Args:
+      tokens_BxT: token ids.
+      segment_ids: segment_ids_BxT of packed documents, which do not see each
+        other. None: one document a row.
+      positions: positions_BxT within documents. None: 0 .. T-1.
+
+    Raises:
+      ConfigError: for shapes that disagree, and token ids outside of the
+        vocabulary (checked where the values are known, not under jit).
+    """
+    hidden_BxTxD = self.hidden(
+      tokens_BxT, segment_ids=segment_ids, positions=positions
+    )
+    head_DxV = self.embedding.T if self.config.tie_embeddings else self.head
+    logits_BxTxV = output_logits(hidden_BxTxD, head_DxV)
+    return ModelOutput(logits_BxTxV=logits_BxTxV, hidden_BxTxD=hidden_BxTxD)
+
+  def hidden(
+    self,
+    tokens_BxT: jax.Array,
+    *,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+  ) -> jax.Array:
+    """As `__call__`, up to the output head; returns hidden_BxTxD."""
+    config = self.config
+    self._check(tokens_BxT, segment_ids, positions)
+    if positions is None:
+      positions = jnp.broadcast_to(
+        jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape
+      )
+    angles_BxTxP = rotary_angles(
+      positions, config.head_dim, config.rope_theta, config.dtype
+    )
+    embedded_BxTxD = self.embedding[tokens_BxT].astype(config.dtype)
+    state = DepthState.create(embedded_BxTxD, self.schedule)
+    steps = jax.tree.map(jnp.asarray, self.schedule.by_layer())
+    state, _ = self.layers(state, steps, angles_BxTxP, segment_ids)
+    final_BxTxD = state.stream_BxTxD
+    if self.schedule.final is not None:
+      final_BxTxD = self.final_router(state, self.schedule.final)[0]
+    return self.final_norm(final_BxTxD)
+
+  def _matrix(self, name: str, axes: tuple[str, str]) -> jax.Array:
+    config = self.config
+    sizes = {"vocab": config.vocab_size, "embed": config.width}
+    return self.param(
+      name,
+      nn.with_logical_partitioning(
+        nn.initializers.normal(config.init_std), axes
+      ),
+      tuple(sizes[axis] for axis in axes),
+      jnp.dtype(config.param_dtype),
+    )
+
+  def _check(self, tokens_BxT, segment_ids, positions) -> None:
+    if tokens_BxT.ndim != 2:
+      raise ConfigError(
+        f"tokens have shape {tokens_BxT.shape}; the model takes [B, T]."
+      )
+    for name, x in (("segment_ids", segment_ids), ("positions", positions)):
+      if x is not None and x.shape != tokens_BxT.shape:
+        raise ConfigError(
+          f"{name} have shape {x.shape}, tokens {tokens_BxT.shape}; they must"
+          " be equal."
+        )
+    if isinstance(tokens_BxT, jax.core.Tracer) or not tokens_BxT.size:
+      return
+    least, most = int(tokens_BxT.min()), int(tokens_BxT.max())
+    if least < 0 or most >= self.config.vocab_size:
+      raise ConfigError(
+        f"token ids run from {least} to {most}; the vocabulary has ids 0 to"
+        f" {self.config.vocab_size - 1}."
+      )
+
+
+def output_logits(hidden: jax.Array, head_DxV: jax.Array) -> jax.Array:
+  """Logits in float32 (or wider) from hidden states in the compute dtype."""
+  return jnp.einsum(
+    "...d,dv->...v",
+    hidden,
+    head_DxV.astype(hidden.dtype),
+    preferred_element_type=jnp.promote_types(hidden.dtype, jnp.float32),
+  )
+
+
+def output_head(config: ModelConfig, params: Any) -> jax.Array:
+  """The matrix head_DxV of unboxed parameters, tied or not."""
+  return params["embedding"].T if config.tie_embeddings else params["head"]

@@ -1,0 +1,172 @@
+"""From a row of the table and a depth to integer tables: routing as data.
+
+Pure NumPy, so that every variant can be read and tested without JAX. Sublayers
+are numbered 0 <= s < 2 * num_layers, attention even and MLP odd.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from deltajax.routing.validation import ConfigError
+from deltajax.routing.variants import RoutingConfig
+
+
+class Step(NamedTuple):
+  """One row of the schedule: what one sublayer (or the final read) does.
+
+  Scalars, or arrays with leading axes where rows are stacked; a tuple, so that
+  a scan can slice it.
+
+  Attributes:
+    visible: int32, how many slots of the memory are read.
+    reads_open: bool, whether the open source is read too.
+    slot: int32, the slot that is written if the block closes.
+    closes: bool, whether the block closes after this sublayer: a slot is
+      appended and the open delta starts again at zero.
+  """
+
+  visible: np.ndarray
+  reads_open: np.ndarray
+  slot: np.ndarray
+  closes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The routing of a whole model.
+
+  Attributes:
+    num_slots: slots S of the memory at the end of the model.
+    steps: a Step of arrays [2 * num_layers].
+    final: the Step of the final read, or None if the variant has none.
+    slot_names: what each slot holds, for tables and figures: `e`, `v3` (the
+      output of sublayer 3), `b2` (what block 2 added), `p3` (the stream
+      before sublayer 3), `r2` (released recurrence).
+    open_names: per sublayer, and last for the final read, the name of the
+      open source, for example `b2+` while block 2 is open.
+  """
+
+  num_slots: int
+  steps: Step
+  final: Step | None
+  slot_names: tuple[str, ...]
+  open_names: tuple[str, ...]
+
+  @property
+  def num_sublayers(self) -> int:
+    return len(self.steps.visible)
+
+  def step(self, sublayer: int) -> Step:
+    """The row of one sublayer, as NumPy scalars."""
+    return Step(*(x[sublayer] for x in self.steps))
+
+  def by_layer(self) -> Step:
+    """Rows grouped by transformer layer: arrays [num_layers, 2]."""
+    return Step(*(x.reshape(-1, 2) for x in self.steps))
+
+  def sources(self, sublayer: int | None) -> list[str]:
+    """Names of the sources that a sublayer reads; None: the final read."""
+    step = self.final if sublayer is None else self.step(sublayer)
+    if step is None:
+      return []
+    names = list(self.slot_names[: step.visible])
+    if step.reads_open:
+      names.append(self.open_names[-1 if sublayer is None else sublayer])
+    return names
+
+
+def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
+  """Returns the schedule of a routing config at a depth.
+
+  Args:
+    routing: the variant and its options.
+    num_layers: transformer layers L; the schedule has 2L sublayers.
+
+  Raises:
+    ConfigError: if there are fewer layers than blocks, or no layers.
+  """
+  if num_layers < 1:
+    raise ConfigError(f"num_layers is {num_layers}; it must be at least 1.")
+  row = routing.row
+  total = 2 * num_layers
+  block_size = 1
+  if row.block == "layers":
+    if routing.num_blocks > num_layers:
+      raise ConfigError(
+        f"routing.num_blocks is {routing.num_blocks}, more than the"
+        f" {num_layers} layers; blocks are made of whole layers."
+      )
+    block_size = 2 * math.ceil(num_layers / routing.num_blocks)
+
+  sublayer = np.arange(total)
+  block = sublayer // block_size
+  opens = sublayer % block_size == 0
+  # The last block never closes: nothing reads it but the final read, which
+  # takes it as the open source.
+  closes = (sublayer % block_size == block_size - 1) & (sublayer < total - 1)
+  closes &= row.appends != "nothing"
+  first_slot = int(row.embedding_source)
+  appended = first_slot + np.cumsum(closes) - closes  # before each sublayer
+
+  visible = appended - (opens & row.newest_hidden)
+  if not row.first_read:
+    visible[0] = 0
+  reads_open = {
+    "none": np.zeros(total, bool),
+    "delta": ~opens,
+    "stream": np.ones(total, bool),
+  }[row.open_source]
+  num_slots = first_slot + int(closes.sum())
+  final = None
+  if row.final_read:
+    final = Step(
+      visible=np.int32(num_slots),
+      reads_open=np.bool_(row.open_source != "none"),
+      slot=np.int32(0),
+      closes=np.bool_(False),
+    )
+  names = _Names(row.appends, row.open_source, block_size)
+  return Schedule(
+    num_slots=num_slots,
+    steps=Step(
+      visible=visible.astype(np.int32),
+      reads_open=reads_open,
+      # A sublayer that closes nothing rewrites a slot that exists with itself.
+      slot=np.where(closes, appended, 0).astype(np.int32),
+      closes=closes,
+    ),
+    final=final,
+    slot_names=("e",) * first_slot
+    + tuple(names.slot(s) for s in sublayer[closes]),
+    open_names=tuple(names.open(s) for s in range(total + 1)),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+  """Names of sources."""
+
+  appends: str
+  open_source: str
+  block_size: int
+
+  def slot(self, sublayer: int) -> str:
+    """The slot appended after `sublayer`."""
+    block = sublayer // self.block_size + 1
+    delta = f"v{sublayer}" if self.block_size == 1 else f"b{block}"
+    return {
+      "delta": delta,
+      "state": f"p{sublayer + 1}",
+      "difference": f"r{block}",
+    }[self.appends]
+
+  def open(self, sublayer: int) -> str:
+    """The open source before `sublayer`."""
+    if self.open_source == "stream":
+      return f"p{sublayer}"
+    if self.block_size == 1:
+      return f"v{sublayer - 1}"
+    return f"b{max(sublayer - 1, 0) // self.block_size + 1}+"

@@ -1,0 +1,57 @@
+"""Typed, validated options: the base of every configuration in the project.
+
+`@typed_config` makes a frozen, keyword-only dataclass whose constructor names
+the nearest valid field when it is given an unknown one. `ConfigError` is the
+one error type for options that cannot be used.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import difflib
+import functools
+import typing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+  """An option has a value that cannot be used; the message says what would."""
+
+
+def unknown_name(kind: str, name: object, valid: Iterable[str]) -> str:
+  """Returns a message that names the valid names nearest to `name`.
+
+  Args:
+    kind: what the name stands for, for example "variant".
+    name: the value that was given.
+    valid: every name that would have been accepted.
+  """
+  names = sorted(valid)
+  nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+  hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+  return f"unknown {kind} {name!r}{hint} Valid: {', '.join(names)}."
+
+
+def check_name(kind: str, name: object, valid: Iterable[str]) -> None:
+  """Raises ConfigError unless `name` is one of `valid`."""
+  names = list(valid)
+  if name not in names:
+    raise ConfigError(unknown_name(kind, name, names))
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+def typed_config(cls: type[T]) -> type[T]:
+  """Class decorator: a frozen, keyword-only dataclass with helpful errors."""
+  cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+  fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+  plain_init = cls.__init__
+
+  @functools.wraps(plain_init)
+  def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    for name in kwargs:
+      check_name(f"{cls.__name__} field", name, fields)
+    plain_init(self, *args, **kwargs)
+
+  setattr(cls, "__init__", init)  # noqa: B010
+  return cls

@@ -1,0 +1,5 @@
+"""Settings of the whole suite."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
