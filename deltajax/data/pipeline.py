@@ -1,0 +1,170 @@
+"""Batches: a stored split becomes rows, and rows become training batches.
+
+Batch k of a training run is a pure function of (seed, k, source). Neither
+threads nor the number of shards have a say in it, so that a run can be
+resumed anywhere.
+
+Shapes: B batch, T sequence; `_T1` is T+1.
+"""
+
+import os
+from pathlib import Path
+
+import grain
+import numpy as np
+
+from deltajax.data import storage
+from deltajax.data.packing import PackedSequences
+from deltajax.data.python_stdlib import PythonStdlib
+from deltajax.data.tokenizers import Tokenizer
+from deltajax.routing.validation import ConfigError, unknown_name
+
+DATASETS = {PythonStdlib.name: PythonStdlib}
+
+Batch = dict[str, np.ndarray]
+
+
+def load_split(
+  dataset: str,
+  split: str,
+  *,
+  data_dir: str | os.PathLike[str],
+  tokenizer: Tokenizer,
+  sequence_length: int,
+) -> PackedSequences:
+  """Returns a split as packed rows; builds the data set if it is missing.
+
+  Args:
+    dataset: a key of `DATASETS`, or the path (with a "/") of a TFDS directory
+      whose records have a `text` feature.
+    split: the name of the split.
+    data_dir: where the data sets of `DATASETS` are kept.
+    tokenizer: what to encode the documents with.
+    sequence_length: T.
+
+  Raises:
+    ConfigError: no such data set or split, or not enough data for one row.
+  """
+  if "/" in dataset or os.sep in dataset:
+    directory = Path(dataset)
+  elif dataset in DATASETS:
+    directory = storage.build_dataset(DATASETS[dataset], data_dir)
+  else:
+    raise ConfigError(
+      unknown_name("dataset", dataset, DATASETS)
+      + " A TFDS directory is given as a path with a '/'."
+    )
+  texts = storage.read_texts(directory, split)
+  return PackedSequences(
+    map(tokenizer.encode, texts),
+    tokenizer=tokenizer,
+    sequence_length=sequence_length,
+  )
+
+
+def train_iterator(
+  source: PackedSequences,
+  *,
+  batch_size: int,
+  seed: int,
+  shard_index: int = 0,
+  num_shards: int = 1,
+  num_threads: int = 1,
+) -> grain.DatasetIterator[Batch]:
+  """Returns an endless iterator over batches, shuffled anew in each epoch.
+
+  An epoch holds every row once; a batch may begin in one epoch and end in the
+  next. `get_state` (a JSON-serialisable dict) and `set_state` resume exactly,
+  also with another number of shards or threads.
+
+  Args:
+    source: the rows.
+    batch_size: B, the rows of one step over all shards.
+    seed: decides the order; 0 <= seed < 2**32.
+    shard_index: which part of every batch to return.
+    num_shards: in how many parts of B / num_shards rows a batch is cut; the
+      parts, one behind the other, are the batch of num_shards=1.
+    num_threads: threads that prepare batches ahead; 0 prepares each on demand.
+
+  Returns:
+    Batches: dicts of int32 arrays [B / num_shards, T+1].
+
+  Raises:
+    ConfigError: B does not fit the source or the shards, or a bad seed.
+  """
+  _check_at_least("num_shards", num_shards, 1)
+  _check_at_least("batch_size", batch_size, 1)
+  _check_at_least("num_threads", num_threads, 0)
+  if not 0 <= shard_index < num_shards:
+    raise ConfigError(
+      f"shard_index {shard_index} must be from 0 to num_shards - 1 = "
+      f"{num_shards - 1}."
+    )
+  if batch_size % num_shards:
+    raise ConfigError(
+      f"batch_size {batch_size} must be a multiple of num_shards {num_shards}."
+    )
+  if batch_size > len(source):
+    raise ConfigError(
+      f"batch_size {batch_size} is larger than the training set, which has "
+      f"{len(source)} rows; use a batch_size of at most {len(source)}, or a "
+      "shorter sequence_length."
+    )
+  if not 0 <= seed < 2**32:
+    raise ConfigError(f"seed must be from 0 to 2**32 - 1, got {seed}.")
+  # Endless for every purpose. repeat() without a number has length
+  # sys.maxsize, which overflows in batches of one row (grain 0.2.18).
+  epochs = 2**62 // len(source)
+  rows = grain.MapDataset.source(source).seed(seed).shuffle().repeat(epochs)
+  # Batching before slicing makes each shard a contiguous part of the batch,
+  # and makes the state (how many batches) the same for any number of shards.
+  parts = rows.batch(batch_size // num_shards)
+  batches = parts[shard_index::num_shards]
+  options = grain.ReadOptions(
+    num_threads=num_threads, prefetch_buffer_size=4 * num_threads
+  )
+  return iter(batches.to_iter_dataset(options))
+
+
+def validation_batches(
+  source: PackedSequences, *, batch_size: int, num_batches: int
+) -> list[Batch]:
+  """Returns the batches of every evaluation, always the same ones.
+
+  Args:
+    source: the rows; the first batch_size * num_batches of them, in an order
+      that never changes, are used.
+    batch_size: B.
+    num_batches: how many batches at most; fewer if the source is used up.
+
+  Returns:
+    Batches: dicts of int32 arrays [B, T+1]. The missing rows of the last batch
+    are padding: segment id 0 everywhere, so no target counts.
+
+  Raises:
+    ConfigError: batch_size or num_batches is below 1.
+  """
+  _check_at_least("batch_size", batch_size, 1)
+  _check_at_least("num_batches", num_batches, 1)
+  # Not in stored order, so that a part of the set resembles all of it.
+  # RandomState, because numpy never changes what it returns for a seed.
+  order = np.random.RandomState(0).permutation(len(source))
+  order = order[: batch_size * num_batches]
+  padding = {
+    name: np.zeros_like(row) for name, row in source[int(order[0])].items()
+  }
+  padding["tokens"] += source.pad_id
+  batches = []
+  for begin in range(0, len(order), batch_size):
+    rows = [source[int(k)] for k in order[begin : begin + batch_size]]
+    rows += [padding] * (batch_size - len(rows))
+    batches.append(
+      {name: np.stack([row[name] for row in rows]) for name in padding}
+    )
+  return batches
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+  """Raises ConfigError if an option is too small."""
+  if value < least:
+    raise ConfigError(f"{name} must be at least {least}, got {value}.")

@@ -1,0 +1,135 @@
+"""TFDS directories: built at most once, complete or absent, read back quietly.
+
+TFDS is used without TensorFlow: records are ArrayRecord, and reading goes
+through `as_data_source`.
+"""
+
+from collections.abc import Iterable, Iterator
+import contextlib
+import os
+from pathlib import Path
+import tempfile
+
+from absl import logging
+import tensorflow_datasets as tfds
+
+from deltajax.routing.validation import ConfigError, unknown_name
+
+
+def build_dataset(
+  builder_class: type[tfds.core.GeneratorBasedBuilder],
+  data_dir: str | os.PathLike[str],
+  config: tfds.core.BuilderConfig | None = None,
+) -> Path:
+  """Builds a data set, unless it is there, and returns its directory.
+
+  Safe when several processes (or hosts, on a shared file system) do it at the
+  same time: each builds in a directory of its own, the first to finish moves
+  the result into place in one step, the others use that.
+
+  Args:
+    builder_class: the TFDS builder.
+    data_dir: the root of all data sets; created if missing.
+    config: which configuration; by default the builder's first.
+
+  Returns:
+    The directory, `data_dir`/name/config/version.
+
+  Raises:
+    ConfigError: `data_dir` cannot be written, or the builder found no data.
+  """
+  data_dir = Path(data_dir).expanduser()
+  with _quiet():
+    target = Path(builder_class(data_dir=data_dir, config=config).data_dir)
+  if target.is_dir():
+    return target
+  # TFDS itself names its temporary directory with the global `random`: two
+  # processes that seeded it alike would write into the same one.
+  try:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    scratch = tempfile.TemporaryDirectory(prefix=".building-", dir=data_dir)
+  except OSError as error:
+    raise ConfigError(
+      f"data_dir {str(data_dir)!r} cannot be written: {error}; give a "
+      "directory that can."
+    ) from error
+  with scratch as scratch_dir:
+    with _quiet():
+      builder = builder_class(data_dir=scratch_dir, config=config)
+      builder.download_and_prepare(file_format="array_record")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      os.rename(builder.data_dir, target)
+    except OSError:
+      if not target.is_dir():
+        raise  # Otherwise another process was faster; its result is the same.
+  return target
+
+
+def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
+  """Yields the `text` feature of every record of a split, in stored order.
+
+  Args:
+    directory: a TFDS directory, the one that holds dataset_info.json.
+    split: the name of one of its splits.
+
+  Raises:
+    ConfigError: no TFDS directory, no such split, no `text` feature, or a
+      file format that cannot be read without TensorFlow.
+  """
+  directory = Path(directory).expanduser()
+  if not (directory / "dataset_info.json").is_file():
+    raise ConfigError(
+      f"{str(directory)!r} is not a TFDS directory: it has no "
+      "dataset_info.json. Give the directory of one version, for example "
+      "DATA_DIR/name/config/1.0.0."
+    )
+  with _quiet():
+    builder = tfds.builder_from_directory(directory)
+  # A split without documents is not written, hence unknown too.
+  _check_has(directory, "split", split, builder.info.splits)
+  features = builder.info.features
+  names = features.keys() if hasattr(features, "keys") else ()
+  _check_has(directory, "feature", "text", names)
+  try:
+    with _quiet():
+      records = builder.as_data_source(split)
+  except NotImplementedError as error:
+    raise ConfigError(
+      f"{str(directory)!r} is stored as {builder.info.file_format}; only "
+      "array_record can be read without TensorFlow."
+    ) from error
+  for record in records:
+    text = record["text"]
+    if not isinstance(text, (bytes, str)):
+      raise ConfigError(
+        f"{str(directory)!r}: the feature 'text' must hold strings, got "
+        f"{type(text).__name__}."
+      )
+    yield text.decode("utf-8") if isinstance(text, bytes) else text
+
+
+def _check_has(
+  directory: Path, kind: str, name: str, valid: Iterable[str]
+) -> None:
+  """Raises ConfigError, with the directory, unless `name` is in `valid`."""
+  names = list(valid)
+  if name not in names:
+    message = unknown_name(kind, name, names)
+    raise ConfigError(f"{str(directory)!r}: {message}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keeps TFDS's prints, progress bars and log lines off the terminal."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    with (
+      open(os.devnull, "w") as sink,
+      contextlib.redirect_stdout(sink),
+      contextlib.redirect_stderr(sink),
+    ):
+      yield
+  finally:
+    logging.set_verbosity(verbosity)

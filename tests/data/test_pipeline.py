@@ -1,0 +1,246 @@
+"""The order of a run depends on its seed, and on nothing else."""
+
+import itertools
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from deltajax.data import pipeline, storage
+from deltajax.data.packing import PackedSequences, target_mask
+from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
+from deltajax.data.tokenizers import ByteTokenizer
+from deltajax.routing.validation import ConfigError
+
+TOKENIZER = ByteTokenizer()
+T = 4
+
+
+def make_source(num_rows):
+  """Rows of T+1 tokens, each recognisable by its tokens."""
+  size = num_rows * (T + 1) - 2
+  ids = np.arange(size)
+  # Two digits in base 200 at every place, so that rows are distinct.
+  ids = np.where(ids % 2, ids % 200, ids // 200)
+  return PackedSequences([ids], tokenizer=TOKENIZER, sequence_length=T)
+
+
+def row_numbers(source, batches):
+  """Which rows of the source the batches hold, in order."""
+  numbers = {row["tokens"].tobytes(): k for k, row in enumerate(source)}
+  assert len(numbers) == len(source)
+  rows = itertools.chain.from_iterable(batch["tokens"] for batch in batches)
+  return [numbers[row.tobytes()] for row in rows]
+
+
+def take(iterator, count):
+  return list(itertools.islice(iterator, count))
+
+
+def assert_same(first, second):
+  assert len(first) == len(second)
+  for a, b in zip(first, second, strict=True):
+    assert set(a) == set(b) == {"tokens", "segment_ids", "positions"}
+    for name in a:
+      np.testing.assert_array_equal(a[name], b[name])
+
+
+SOURCE = make_source(23)
+
+
+def iterate(source=SOURCE, **options):
+  return pipeline.train_iterator(source, **{"batch_size": 5, **options})
+
+
+def test_batches_are_int32_of_one_shape():
+  for batch in take(iterate(seed=0), 12):
+    for values in batch.values():
+      assert values.shape == (5, T + 1)
+      assert values.dtype == np.int32
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_every_epoch_holds_every_row_once(num_rows, batch_size, seed):
+  batch_size = min(batch_size, num_rows)
+  source = make_source(num_rows)
+  iterator = iterate(source, batch_size=batch_size, seed=seed)
+  # As many rows as three whole epochs: batches may span epochs.
+  order = row_numbers(source, take(iterator, -(-3 * num_rows // batch_size)))
+  for epoch in range(3):
+    rows = order[epoch * num_rows : (epoch + 1) * num_rows]
+    assert sorted(rows) == list(range(num_rows))
+
+
+def test_epochs_differ_and_the_shuffle_reaches_across_the_set():
+  source = make_source(200)
+  order = row_numbers(source, take(iterate(source, seed=0, batch_size=50), 8))
+  first, second = order[:200], order[200:]
+  assert first != second
+  assert first != sorted(first)
+  # No window: on average a shuffled row moves by a third of the set.
+  distances = [abs(k - row) for k, row in enumerate(first)]
+  assert 50 < np.mean(distances) < 85
+
+
+def test_seed_decides_the_order():
+  orders = [row_numbers(SOURCE, take(iterate(seed=s), 5)) for s in (3, 3, 4)]
+  assert orders[0] == orders[1] != orders[2]
+  # A golden order: a new grain that shuffles otherwise breaks every resume.
+  assert orders[0][:10] == [4, 22, 16, 7, 21, 3, 18, 19, 20, 0]
+  # Epochs of one seed are not those of the next seed, one epoch later.
+  later = row_numbers(SOURCE, take(iterate(seed=3, batch_size=23), 2))[23:]
+  assert later != row_numbers(SOURCE, take(iterate(seed=4, batch_size=23), 1))
+
+
+@pytest.mark.parametrize("done", [0, 1, 4, 7])
+def test_resume_equals_the_undisturbed_run(done):
+  # 23 rows are 4.6 batches: 4 is about to span epochs, 7 is mid-epoch.
+  undisturbed = take(iterate(seed=1), 12)
+  stopped = iterate(seed=1, num_threads=2)
+  assert_same(take(stopped, done), undisturbed[:done])
+  state = json.loads(json.dumps(stopped.get_state()))
+  for num_threads in (0, 1, 3):
+    resumed = iterate(make_source(23), seed=1, num_threads=num_threads)
+    take(resumed, 2)  # Must not matter.
+    resumed.set_state(state)
+    assert_same(take(resumed, 12 - done), undisturbed[done:])
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 6])
+def test_shards_are_the_parts_of_the_batch(num_shards):
+  whole = take(iterate(seed=1, batch_size=6), 9)
+  shards = [
+    take(iterate(seed=1, batch_size=6, shard_index=i, num_shards=num_shards), 9)
+    for i in range(num_shards)
+  ]
+  joined = [
+    {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for parts in zip(*shards, strict=True)
+  ]
+  assert_same(joined, whole)
+
+
+def test_state_does_not_depend_on_the_number_of_shards():
+  two = iterate(seed=1, batch_size=6, shard_index=1, num_shards=2)
+  take(two, 5)
+  one = iterate(seed=1, batch_size=6)
+  one.set_state(two.get_state())
+  assert_same(take(one, 3), take(iterate(seed=1, batch_size=6), 8)[5:])
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"batch_size": 24}, "batch_size 24 is larger .* 23 rows"),
+    ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ({"num_shards": 2}, "batch_size 5 must be a multiple of num_shards 2"),
+    ({"num_shards": 0}, "num_shards must be at least 1, got 0"),
+    ({"num_shards": 5, "shard_index": 5}, "shard_index 5 must be from 0 to"),
+    ({"seed": -1}, "seed must be from 0 to .*, got -1"),
+    ({"num_threads": -1}, "num_threads must be at least 0, got -1"),
+  ],
+)
+def test_options_that_cannot_work_raise(options, message):
+  with pytest.raises(ConfigError, match=message):
+    iterate(**{"seed": 0, **options})
+
+
+def test_validation_never_moves_and_repeats_no_row():
+  first = pipeline.validation_batches(SOURCE, batch_size=4, num_batches=3)
+  again = pipeline.validation_batches(
+    make_source(23), batch_size=4, num_batches=3
+  )
+  assert_same(first, again)
+  order = row_numbers(SOURCE, first)
+  assert len(set(order)) == 12
+  assert order != list(range(12))
+  # A golden order: it must be the same for every version of everything.
+  assert order == [11, 10, 21, 14, 20, 1, 13, 22, 16, 8, 6, 17]
+  other = pipeline.validation_batches(SOURCE, batch_size=6, num_batches=2)
+  assert row_numbers(SOURCE, other) == order
+
+
+def test_validation_pads_its_last_batch():
+  batches = pipeline.validation_batches(SOURCE, batch_size=5, num_batches=9)
+  assert len(batches) == 5
+  for batch in batches:
+    for values in batch.values():
+      assert values.shape == (5, T + 1)
+      assert values.dtype == np.int32
+  last = batches[-1]
+  assert not last["segment_ids"][3:].any()
+  assert last["segment_ids"][:3].all()
+  assert (last["tokens"][3:] == TOKENIZER.pad_id).all()
+  assert not target_mask(last["segment_ids"])[3:].any()
+  batches[-1] = {name: values[:3] for name, values in last.items()}
+  assert sorted(row_numbers(SOURCE, batches)) == list(range(23))
+
+
+def test_validation_sizes_must_be_positive():
+  with pytest.raises(ConfigError, match="num_batches must be at least 1"):
+    pipeline.validation_batches(SOURCE, batch_size=1, num_batches=0)
+
+
+def load(dataset, split, data_dir, sequence_length=T):
+  return pipeline.load_split(
+    dataset,
+    split,
+    data_dir=data_dir,
+    tokenizer=TOKENIZER,
+    sequence_length=sequence_length,
+  )
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+  """A data set of 100 small files, and the texts of its files."""
+  root = tmp_path_factory.mktemp("root")
+  texts = {f"x = {i}  # é\n" for i in range(100)}
+  for i, text in enumerate(sorted(texts)):
+    (root / f"m{i}.py").write_text(text)
+  config = PythonStdlibConfig.from_root(root)
+  data_dir = tmp_path_factory.mktemp("data")
+  return storage.build_dataset(PythonStdlib, data_dir, config), texts
+
+
+def test_load_split_reads_a_directory(small):
+  path, texts = small
+  seen = []
+  for split in ("train", "validation", "test"):
+    source = load(str(path), split, "/nowhere")
+    assert source.sequence_length == T
+    tokens = np.concatenate([row["tokens"] for row in source])
+    for piece in np.split(tokens, np.flatnonzero(tokens == TOKENIZER.bos_id)):
+      seen.append(TOKENIZER.decode(piece))
+  assert sorted(filter(None, seen)) == sorted(texts)
+
+
+def test_load_split_builds_a_named_data_set(small, tmp_path, monkeypatch):
+  path, _ = small
+  calls = []
+
+  def build_dataset(builder_class, data_dir):
+    calls.append((builder_class, data_dir))
+    return path
+
+  monkeypatch.setattr(storage, "build_dataset", build_dataset)
+  source = load("python_stdlib", "train", tmp_path)
+  assert calls == [(PythonStdlib, tmp_path)]
+  assert source.fingerprint == load(str(path), "train", "").fingerprint
+
+
+def test_load_split_errors(small, tmp_path):
+  path, _ = small
+  with pytest.raises(ConfigError, match="did you mean 'python_stdlib'"):
+    load("python_stdlb", "train", tmp_path)
+  with pytest.raises(ConfigError, match="did you mean 'train'"):
+    load(str(path), "trian", tmp_path)
+  with pytest.raises(
+    ConfigError, match=r"tokens, fewer than one row .* 100001"
+  ):
+    load(str(path), "train", tmp_path, sequence_length=100_000)
+  with pytest.raises(ConfigError, match="is not a TFDS directory"):
+    load(str(tmp_path / "nothing"), "train", tmp_path)
