@@ -12,10 +12,8 @@ from typing import Any, TypeVar
 from deltajax.routing.schedule import build_schedule
 from deltajax.routing.validation import (
   check_name,
-  typed_config,
-)
-from deltajax.routing.validation import (
   ConfigError as ConfigError,
+  typed_config,
 )
 from deltajax.routing.variants import RoutingConfig
 
@@ -233,10 +231,10 @@ class RunConfig:
   training: TrainingConfig = TrainingConfig()
 
   def __post_init__(self) -> None:
-    if self.optimizer.warmup_steps > self.training.steps:
+    if self.optimizer.warmup_steps >= self.training.steps:
       raise ConfigError(
-        f"optimizer.warmup_steps {self.optimizer.warmup_steps} is more than"
-        f" training.steps {self.training.steps}."
+        f"optimizer.warmup_steps {self.optimizer.warmup_steps} leaves nothing"
+        f" of training.steps {self.training.steps}; it must be less."
       )
 
 

@@ -1,0 +1,1 @@
+"""Saving, restoring and naming parameters."""

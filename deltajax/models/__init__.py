@@ -1,0 +1,1 @@
+"""Transformers whose layers read over depth."""

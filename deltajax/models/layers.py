@@ -4,6 +4,8 @@ Shapes: B batch, T queries, S keys, D width, H query heads, K key/value heads,
 G = H / K query heads per key head, C head channels, F mlp width.
 """
 
+from typing import Any
+
 from flax import linen as nn
 import jax
 from jax import lax
@@ -32,7 +34,9 @@ class RMSNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Norms the last axis of x."""
     init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis_name,))
-    scale = self.param("scale", init, x.shape[-1:], jnp.dtype(self.param_dtype))
+    scale: Any = self.param(
+      "scale", init, x.shape[-1:], jnp.dtype(self.param_dtype)
+    )
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     rstd = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
     return (wide * rstd).astype(x.dtype) * scale.astype(x.dtype)

@@ -114,6 +114,7 @@ class TransformerLM(nn.Module):
   config: ModelConfig
 
   def setup(self) -> None:
+    """Declares the parameters."""
     config = self.config
     self.schedule = build_schedule(config.routing, config.num_layers)
     self.embedding = self._matrix("embedding", ("vocab", "embed"))
@@ -189,7 +190,7 @@ class TransformerLM(nn.Module):
   def _matrix(self, name: str, axes: tuple[str, str]) -> jax.Array:
     config = self.config
     sizes = {"vocab": config.vocab_size, "embed": config.width}
-    return self.param(
+    matrix: Any = self.param(
       name,
       nn.with_logical_partitioning(
         nn.initializers.normal(config.init_std), axes
@@ -197,6 +198,7 @@ class TransformerLM(nn.Module):
       tuple(sizes[axis] for axis in axes),
       jnp.dtype(config.param_dtype),
     )
+    return matrix
 
   def _check(self, tokens_BxT, segment_ids, positions) -> None:
     if tokens_BxT.ndim != 2:

@@ -5,7 +5,7 @@ Shapes: B batch, T sequence, D width, S slots of the memory.
 
 from collections.abc import Callable, Mapping
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -67,9 +67,9 @@ class Sources(NamedTuple):
 
   null_D: jax.Array | None
   memory_SxBxTxD: jax.Array
-  visible: jax.Array
+  visible: Any
   open_BxTxD: jax.Array | None
-  open_visible: jax.Array
+  open_visible: Any
 
 
 @flax.struct.dataclass
@@ -120,8 +120,9 @@ class DepthState:
     memory = self.memory.append(
       closed_source(moved, step), step.slot, step.closes
     )
-    return moved.replace(
+    return DepthState(
       memory=memory,
+      stream_BxTxD=moved.stream_BxTxD,
       open_BxTxD=jnp.where(step.closes, 0, moved.open_BxTxD),
     )
 

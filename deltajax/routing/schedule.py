@@ -6,7 +6,7 @@ are numbered 0 <= s < 2 * num_layers, attention even and MLP odd.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from deltajax.routing.variants import RoutingConfig
 class Step(NamedTuple):
   """One row of the schedule: what one sublayer (or the final read) does.
 
-  Scalars, or arrays with leading axes where rows are stacked; a tuple, so that
-  a scan can slice it.
+  Scalars, or arrays with leading axes where rows are stacked, of NumPy or JAX;
+  a tuple, so that a scan can slice it.
 
   Attributes:
     visible: int32, how many slots of the memory are read.
@@ -28,10 +28,10 @@ class Step(NamedTuple):
       appended and the open delta starts again at zero.
   """
 
-  visible: np.ndarray
-  reads_open: np.ndarray
-  slot: np.ndarray
-  closes: np.ndarray
+  visible: Any
+  reads_open: Any
+  slot: Any
+  closes: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Schedule:
 
   @property
   def num_sublayers(self) -> int:
+    """2L: an attention and an MLP for each layer."""
     return len(self.steps.visible)
 
   def step(self, sublayer: int) -> Step:
@@ -102,7 +103,6 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     block_size = 2 * math.ceil(num_layers / routing.num_blocks)
 
   sublayer = np.arange(total)
-  block = sublayer // block_size
   opens = sublayer % block_size == 0
   # The last block never closes: nothing reads it but the final read, which
   # takes it as the open source.

@@ -247,6 +247,7 @@ def _slot(stacked, i):
 
 def _null_source(sources: Sources) -> jax.Array:
   memory = sources.memory_SxBxTxD
+  assert sources.null_D is not None
   return jnp.broadcast_to(sources.null_D.astype(memory.dtype), memory.shape[1:])
 
 

@@ -48,10 +48,12 @@ class Roles:
 
   @property
   def num_queries(self) -> int:
+    """How many queries are learned."""
     return len(self.queries[0])
 
   @property
   def num_reads(self) -> int:
+    """R, how many times the sources are read."""
     return len(self.queries)
 
 
@@ -280,9 +282,10 @@ class RoutingConfig:
       )
     row = self.row
     if not row.learned:
-      default = {"heads": 1, "key_dim": None, "null_source": False}
-      default["query_init_std"] = 0.0
-      for name, value in default.items():
+      unused = ("heads", "key_dim", "null_source", "query_init_std")
+      defaults = {f.name: f.default for f in dataclasses.fields(self)}
+      for name in unused:
+        value = defaults[name]
         if getattr(self, name) != value:
           raise ConfigError(
             f"routing.{name}={getattr(self, name)!r} has no meaning for"

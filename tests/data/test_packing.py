@@ -1,7 +1,6 @@
 """Rows hold every token once, and know where documents begin."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,6 @@
 """A tokenizer loses nothing, and says which ids it cannot know."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 import numpy as np
 import pytest
 

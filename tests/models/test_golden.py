@@ -46,7 +46,7 @@ def load(name):
   with safetensors.safe_open(GOLDEN / f"{name}.safetensors", "np") as file:
     hf = json.loads(file.metadata()["config"])
     num_blocks = int(file.metadata()["num_blocks"])
-    for key in file.keys():
+    for key in file.keys():  # noqa: SIM118 (not iterable)
       group, _, rest = key.rpartition("/") if "/" in key else ("", "", key)
       groups[group][rest] = file.get_tensor(key)
   config = ModelConfig(

@@ -1,0 +1,288 @@
+"""The loop of a run: updates, metrics, validation, checkpoints, resume."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from deltajax.checkpoints.manager import Checkpoints
+from deltajax.config import ConfigError, RunConfig, to_dict
+from deltajax.data.packing import PackedSequences, target_mask
+from deltajax.data.pipeline import (
+  load_split,
+  train_iterator,
+  validation_batches,
+)
+from deltajax.data.tokenizers import get_tokenizer, Tokenizer
+from deltajax.training.metrics import MetricsWriter, Progress
+from deltajax.training.run_directory import RunDirectory
+from deltajax.training.step import Batch, Trainer, TrainState
+
+
+class NonFiniteError(RuntimeError):
+  """The loss or the gradient became NaN or infinite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+  """Everything that a run reads.
+
+  Attributes:
+    tokenizer: of the text.
+    train: rows to learn from.
+    validation: the fixed validation batches.
+  """
+
+  tokenizer: Tokenizer
+  train: PackedSequences
+  validation: Sequence[Batch]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+  """How a run ended.
+
+  Attributes:
+    directory: where everything lies.
+    data: what it read.
+    trainer: the functions of the run.
+    state: after the last update.
+    step: completed updates.
+    validation: metrics of the last validation.
+  """
+
+  directory: RunDirectory
+  data: RunData
+  trainer: Trainer
+  state: TrainState
+  step: int
+  validation: dict[str, float]
+
+
+def load_data(config: RunConfig) -> RunData:
+  """Reads and checks a run's data.
+
+  Raises:
+    ConfigError: if the vocabulary is too small for the tokenizer, the corpus
+      is empty, or sequences or batches are larger than the corpus.
+  """
+  data, training = config.data, config.training
+  tokenizer = get_tokenizer(data.tokenizer)
+  if config.model.vocab_size < tokenizer.vocab_size:
+    raise ConfigError(
+      f"model.vocab_size is {config.model.vocab_size}, but tokenizer"
+      f" {data.tokenizer!r} has {tokenizer.vocab_size} ids; use at least that."
+    )
+
+  def load(split: str) -> PackedSequences:
+    return load_split(
+      data.dataset,
+      split,
+      data_dir=data.data_dir,
+      tokenizer=tokenizer,
+      sequence_length=data.sequence_length,
+    )
+
+  return RunData(
+    tokenizer=tokenizer,
+    train=load("train"),
+    validation=validation_batches(
+      load("validation"),
+      batch_size=training.batch_size // training.accumulation,
+      num_batches=training.eval_batches,
+    ),
+  )
+
+
+def train(
+  config: RunConfig,
+  workdir: pathlib.Path,
+  log: Callable[[str], None] = print,
+) -> RunResult:
+  """Trains, or resumes, the run that a config describes.
+
+  Args:
+    config: of the run.
+    workdir: the run's directory; a new one, or its own.
+    log: takes lines for the console.
+
+  Raises:
+    ConfigError: for options, data or a directory that do not fit, before
+      anything is compiled or written.
+    NonFiniteError: if the loss or gradient stops being finite.
+  """
+  directory = RunDirectory(workdir)
+  directory.check(config)
+  data = load_data(config)
+  training = config.training
+  batches = train_iterator(
+    data.train, batch_size=training.batch_size, seed=training.seed
+  )
+  trainer = Trainer(config)
+  abstract_state = jax.eval_shape(trainer.init)
+  for line in summary(config, data, abstract_state.params):
+    log(line)
+  directory.claim(config)
+
+  with Checkpoints(directory.checkpoints, training.keep_checkpoints) as saved:
+    step = saved.latest_step() or 0
+    if step:
+      restored = saved.restore(step, abstract_state)
+      _check_data(restored.data, data.train)
+      batches.set_state(restored.data["iterator"])
+      state = restored.state
+      log(f"resumed after {step} of {training.steps} updates")
+    else:
+      state = jax.jit(trainer.init)()
+    last_step = min(training.stop_after or training.steps, training.steps)
+    with MetricsWriter(directory, step) as writer:
+      session = _Session(
+        trainer, data, saved, writer, Progress(step, last_step), log
+      )
+      state = session.run(state, batches, step, last_step)
+      validation = session.validation or session.validate(state)
+  return RunResult(
+    directory=directory,
+    data=data,
+    trainer=trainer,
+    state=state,
+    step=max(step, last_step),
+    validation=validation,
+  )
+
+
+class _Session:
+  """One process's share of a run."""
+
+  def __init__(
+    self,
+    trainer: Trainer,
+    data: RunData,
+    saved: Checkpoints,
+    writer: MetricsWriter,
+    progress: Progress,
+    log: Callable[[str], None],
+  ):
+    self._trainer = trainer
+    self._data = data
+    self._saved = saved
+    self._writer = writer
+    self._progress = progress
+    self._log = log
+    self._update = jax.jit(trainer.update, donate_argnums=0)
+    self._loss = jax.jit(trainer.loss)
+    self.validation: dict[str, float] = {}
+
+  def run(
+    self, state: TrainState, batches: Any, step: int, last_step: int
+  ) -> TrainState:
+    """Runs updates until `last_step` are completed."""
+    training = self._trainer.config.training
+    pending = None
+    while step < last_step:
+      state, metrics = self._update(state, next(batches))
+      step += 1
+      # Metrics are read one update late, so that the device never waits.
+      if pending is not None:
+        self._report(*pending)
+      pending = (step, metrics)
+      evaluates = step % training.eval_every == 0 or step == last_step
+      saves = step % training.checkpoint_every == 0 or step == last_step
+      if evaluates or saves:
+        # Nothing that is not finite may reach a checkpoint.
+        self._report(*pending)
+        pending = None
+        if evaluates:
+          self.validation = self.validate(state)
+          self._writer.write(step, self.validation)
+        if saves:
+          self._save(step, state, batches)
+        self._progress.skip()
+    return state
+
+  def validate(self, state: TrainState) -> dict[str, float]:
+    """Loss in nats per token and bits per byte on the fixed validation set."""
+    bytes_per_token = np.asarray(self._data.tokenizer.bytes_per_token)
+    loss = tokens = num_bytes = 0.0
+    for batch in self._data.validation:
+      sums = self._loss(state.params, batch)
+      mask = target_mask(batch["segment_ids"])
+      loss += float(sums.loss)
+      tokens += float(sums.tokens)
+      num_bytes += float((bytes_per_token[batch["tokens"][:, 1:]] * mask).sum())
+    metrics = {
+      "validation/loss": loss / tokens,
+      "validation/bits_per_byte": loss / math.log(2) / num_bytes,
+    }
+    self._log(
+      f"validation  loss {metrics['validation/loss']:.4f}"
+      f"  bits per byte {metrics['validation/bits_per_byte']:.4f}"
+    )
+    return metrics
+
+  def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    training = self._trainer.config.training
+    values = {name: float(x) for name, x in metrics.items()}
+    for name in ("train/loss", "train/grad_norm"):
+      if not math.isfinite(values[name]):
+        last = self._saved.latest_step()
+        good = "no checkpoint was written yet"
+        if last is not None:
+          good = f"the last good checkpoint has {last} updates"
+        raise NonFiniteError(
+          f"{name} is {values[name]} at update {step}; {good}."
+        )
+    self._progress.count(values["train/tokens"])
+    if step % training.log_every == 0:
+      rate, left = self._progress.rates(step)
+      self._writer.write(step, values | {"train/tokens_per_second": rate})
+      self._log(self._progress.line(step, values["train/loss"], rate, left))
+
+  def _save(self, step: int, state: TrainState, batches: Any) -> None:
+    position = {
+      "iterator": batches.get_state(),
+      "fingerprint": self._data.train.fingerprint,
+    }
+    self._saved.save(step, state, position, to_dict(self._trainer.config))
+
+
+def _check_data(position: dict[str, Any], train: PackedSequences) -> None:
+  if position["fingerprint"] != train.fingerprint:
+    raise ConfigError(
+      "the training data are not those that the run was started with:"
+      f" fingerprint {position['fingerprint'][:12]} in the checkpoint,"
+      f" {train.fingerprint[:12]} now. Was the data set built again, by"
+      " another Python?"
+    )
+
+
+def summary(config: RunConfig, data: RunData, params: Any) -> list[str]:
+  """Lines that say what is about to run.
+
+  Args:
+    config: of the run.
+    data: what it reads.
+    params: parameters, or their ShapeDtypeStructs.
+  """
+  sizes = {"routing": 0, "model": 0}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    routed = any("router" in str(key) for key in path)
+    sizes["routing" if routed else "model"] += leaf.size
+  total = sum(sizes.values())
+  model, routing, training = config.model, config.model.routing, config.training
+  devices = jax.devices()
+  return [
+    f"model     {routing.variant}, {model.num_layers} layers, width"
+    f" {model.width}, {total:,} parameters, {sizes['routing']:,} of them"
+    f" routing ({sizes['routing'] / total:.2%})",
+    f"devices   {len(devices)} x {devices[0].device_kind}"
+    f" ({devices[0].platform}), compute in {model.dtype}",
+    f"data      {config.data.dataset}: {data.train.num_tokens:,} tokens in"
+    f" {data.train.num_documents:,} documents",
+    f"training  {training.steps} updates of {training.batch_size} x"
+    f" {config.data.sequence_length} tokens, seed {training.seed}",
+  ]

@@ -1,0 +1,119 @@
+"""Where numbers go: metrics.jsonl, TensorBoard and the console."""
+
+from collections.abc import Callable, Mapping
+import json
+import time
+from typing import Any
+
+from deltajax.training.run_directory import RunDirectory
+
+
+class MetricsWriter:
+  """Appends metrics to metrics.jsonl and TensorBoard.
+
+  Lines of updates that a resumed run will do again are dropped on opening, so
+  that the file reads like that of an undisturbed run.
+
+  Args:
+    directory: of the run.
+    step: updates that are completed.
+  """
+
+  def __init__(self, directory: RunDirectory, step: int):
+    # Heavy, and of use only here.
+    from tensorboardX import SummaryWriter
+
+    kept = []
+    if directory.metrics.exists():
+      for line in directory.metrics.read_text().splitlines():
+        if json.loads(line)["step"] <= step:
+          kept.append(line + "\n")
+    directory.metrics.write_text("".join(kept))
+    self._file = directory.metrics.open("a")
+    self._tensorboard = SummaryWriter(
+      str(directory.tensorboard), purge_step=step + 1
+    )
+
+  def __enter__(self) -> "MetricsWriter":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._file.close()
+    self._tensorboard.close()
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes one line: `step` and the values as plain numbers."""
+    numbers = {name: float(value) for name, value in values.items()}
+    self._file.write(json.dumps({"step": step, **numbers}) + "\n")
+    self._file.flush()
+    for name, value in numbers.items():
+      self._tensorboard.add_scalar(name, value, step)
+
+
+class Progress:
+  """One console line: step, loss, tokens per second, time left.
+
+  Args:
+    first_step: updates completed before this session.
+    last_step: updates at which it ends.
+    clock: seconds; replaced in tests.
+  """
+
+  def __init__(
+    self,
+    first_step: int,
+    last_step: int,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._last_step = last_step
+    self._clock = clock
+    self._seen_step = first_step
+    self._seen_time = clock()
+    self._tokens = 0.0
+
+  def count(self, tokens: float) -> None:
+    """Adds the tokens of an update to the current window."""
+    self._tokens += tokens
+
+  def skip(self) -> None:
+    """Leaves out the time since the last line: validation, checkpoints."""
+    self._seen_time = self._clock()
+    self._tokens = 0.0
+
+  def rates(self, step: int) -> tuple[float, float]:
+    """Tokens per second since the last call, and seconds left."""
+    now = self._clock()
+    elapsed = max(now - self._seen_time, 1e-9)
+    steps = max(step - self._seen_step, 1)
+    rates = (
+      self._tokens / elapsed,
+      (self._last_step - step) * elapsed / steps,
+    )
+    self._seen_step, self._seen_time, self._tokens = step, now, 0.0
+    return rates
+
+  def line(self, step: int, loss: float, rate: float, left: float) -> str:
+    """The console line."""
+    width = len(str(self._last_step))
+    return (
+      f"step {step:{width}d}/{self._last_step}  loss {loss:.4f}"
+      f"  {readable(rate)} tok/s  {duration(left)} left"
+    )
+
+
+def duration(seconds: float) -> str:
+  """Hours, minutes and seconds, as short as they can be."""
+  minutes, rest = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  if hours:
+    return f"{hours}h{minutes:02d}m"
+  return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def readable(number: float) -> str:
+  """A number with three significant digits and a suffix: 1.23M."""
+  suffixes = ("", "k", "M", "G", "T")
+  power = 0
+  while abs(number) >= 999.5 and power < len(suffixes) - 1:
+    number, power = number / 1000, power + 1
+  return f"{number:.3g}{suffixes[power]}"

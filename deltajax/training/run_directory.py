@@ -1,0 +1,105 @@
+"""A run's directory: who it belongs to, and where things lie in it."""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+from deltajax.config import (
+  ConfigError,
+  differences,
+  from_dict,
+  RunConfig,
+  to_dict,
+)
+
+# Fields that may change between the sessions of one run.
+MUTABLE = frozenset(
+  {
+    "training.stop_after",
+    "training.log_every",
+    "training.eval_every",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "data.data_dir",
+  }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+  """Paths of a run.
+
+  Attributes:
+    root: the directory itself.
+  """
+
+  root: pathlib.Path
+
+  @property
+  def config(self) -> pathlib.Path:
+    """The run's config as JSON."""
+    return self.root / "config.json"
+
+  @property
+  def metrics(self) -> pathlib.Path:
+    """One JSON object a line."""
+    return self.root / "metrics.jsonl"
+
+  @property
+  def tensorboard(self) -> pathlib.Path:
+    """Event files."""
+    return self.root / "tensorboard"
+
+  @property
+  def checkpoints(self) -> pathlib.Path:
+    """Orbax checkpoints, named by completed updates."""
+    return self.root / "checkpoints"
+
+  def load_config(self) -> RunConfig:
+    """The config that the run was started with."""
+    if not self.config.is_file():
+      raise ConfigError(
+        f"{self.root} is not a run directory: it has no config.json."
+      )
+    return from_dict(RunConfig, json.loads(self.config.read_text()))
+
+  def check(self, config: RunConfig) -> None:
+    """Raises ConfigError unless the directory is new or this run's own.
+
+    Args:
+      config: of the run that wants to use it. Fields in `MUTABLE` may differ.
+    """
+    if self.root.exists() and not self.root.is_dir():
+      raise ConfigError(f"--workdir {self.root} is a file, not a directory.")
+    if not self.config.exists():
+      if self.root.is_dir() and any(self.root.iterdir()):
+        raise ConfigError(
+          f"--workdir {self.root} holds files but no config.json, so it is no"
+          " run directory; name an empty or new one."
+        )
+      return
+    changed = {
+      name: values
+      for name, values in differences(self.load_config(), config).items()
+      if name not in MUTABLE
+    }
+    if changed:
+      lines = [
+        f"  {name}: {old!r} in the run, {new!r} now"
+        for name, (old, new) in changed.items()
+      ]
+      raise ConfigError(
+        f"--workdir {self.root} belongs to another run; nothing was changed."
+        " Name another directory, or resume with these fields as they were:\n"
+        + "\n".join(lines)
+      )
+
+  def claim(self, config: RunConfig) -> None:
+    """Writes config.json, at once or not at all, if there is none."""
+    if self.config.exists():
+      return
+    self.root.mkdir(parents=True, exist_ok=True)
+    temporary = self.config.with_suffix(".tmp")
+    temporary.write_text(json.dumps(to_dict(config), indent=2) + "\n")
+    os.replace(temporary, self.config)

@@ -1,0 +1,140 @@
+"""One update, and one validation batch, as pure functions to be jitted.
+
+Shapes: B batch, T sequence, A micro-batches of an update.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from deltajax.config import RunConfig
+from deltajax.data.packing import target_mask
+from deltajax.models.transformer import output_head, TransformerLM
+from deltajax.training.loss import LossSums, token_loss
+from deltajax.training.optimizer import (
+  learning_rate_schedule,
+  make_optimizer,
+)
+
+# tokens, segment_ids and positions, each int32 [B, T + 1].
+Batch = Mapping[str, Any]
+
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that an update changes.
+
+  Attributes:
+    step: int32, completed updates.
+    params: unboxed parameters, float32.
+    opt_state: of the optimizer.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+
+
+class Trainer:
+  """The functions of a run, built once from its config.
+
+  Attributes:
+    config: of the run.
+    model: its model.
+  """
+
+  def __init__(self, config: RunConfig):
+    self.config = config
+    self.model = TransformerLM(config.model)
+    steps = config.training.steps
+    self._optimizer = make_optimizer(config.optimizer, steps)
+    self._learning_rate = learning_rate_schedule(config.optimizer, steps)
+
+  def init(self) -> TrainState:
+    """The state before the first update.
+
+    The same seed gives the same values to every parameter that two variants
+    share.
+    """
+    key = jax.random.key(self.config.training.seed)
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    params = nn.meta.unbox(self.model.init(key, tokens))["params"]
+    return TrainState(
+      step=jnp.int32(0),
+      params=params,
+      opt_state=self._optimizer.init(params),
+    )
+
+  def loss(self, params: Any, batch: Batch) -> LossSums:
+    """Sums of the next-token loss over a batch of packed rows."""
+    inputs = {name: x[:, :-1] for name, x in batch.items()}
+    hidden_BxTxD: Any = self.model.apply(
+      {"params": params},
+      inputs["tokens"],
+      segment_ids=inputs["segment_ids"],
+      positions=inputs["positions"],
+      method="hidden",
+    )
+    return token_loss(
+      hidden_BxTxD,
+      output_head(self.config.model, params),
+      batch["tokens"][:, 1:],
+      target_mask(batch["segment_ids"]),
+    )
+
+  def update(
+    self, state: TrainState, batch: Batch
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update; returns the new state and metrics.
+
+    Micro-batches are scanned inside the step. Each adds its sum of losses
+    over the number of tokens of the whole batch, so that their gradients add
+    up to those of one big batch, however unequal their counts.
+    """
+    training = self.config.training
+    num_tokens = jnp.sum(target_mask(batch["segment_ids"]))
+    denominator = jnp.maximum(num_tokens, 1)
+
+    def objective(params, micro_batch):
+      sums = self.loss(params, micro_batch)
+      total = sums.loss + training.z_loss * sums.z_loss
+      return total / denominator, sums
+
+    def add_micro_batch(carry, micro_batch):
+      gradient, sums = carry
+      new, new_sums = jax.grad(objective, has_aux=True)(
+        state.params, micro_batch
+      )
+      gradient = jax.tree.map(jnp.add, gradient, new)
+      return (gradient, sums + new_sums), None
+
+    count = training.accumulation
+    micro_batches = {
+      name: x.reshape(count, -1, *x.shape[1:]) for name, x in batch.items()
+    }
+    zero = jax.tree.map(jnp.zeros_like, state.params)
+    no_loss = LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
+    (gradient, sums), _ = jax.lax.scan(
+      add_micro_batch, (zero, no_loss), micro_batches
+    )
+    updates, opt_state = self._optimizer.update(
+      gradient, state.opt_state, state.params
+    )
+    metrics = {
+      "train/loss": sums.loss / denominator,
+      "train/z_loss": sums.z_loss / denominator,
+      "train/grad_norm": optax.tree.norm(gradient),
+      "train/learning_rate": self._learning_rate(state.step),
+      "train/tokens": sums.tokens,
+    }
+    new_state = TrainState(
+      step=state.step + 1,
+      params=optax.apply_updates(state.params, updates),
+      opt_state=opt_state,
+    )
+    return new_state, metrics

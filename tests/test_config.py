@@ -1,0 +1,135 @@
+import dataclasses
+import json
+
+import pytest
+
+from deltajax.config import (
+  ConfigError,
+  DataConfig,
+  differences,
+  from_dict,
+  ModelConfig,
+  OptimizerConfig,
+  RoutingConfig,
+  RunConfig,
+  to_dict,
+  TrainingConfig,
+)
+
+MODEL = {
+  "vocab_size": 31,
+  "width": 16,
+  "num_layers": 4,
+  "num_heads": 4,
+  "num_kv_heads": 2,
+  "head_dim": 4,
+  "mlp_width": 16,
+}
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda: RoutingConfig(variant="delta_blok"), "did you mean 'delta_block'"),
+    (lambda: RoutingConfig(varient="delta"), "did you mean 'variant'"),
+    (lambda: RoutingConfig(gate="sigmod"), "did you mean 'sigmoid'"),
+    (lambda: RoutingConfig(num_blocks=0), "num_blocks is 0"),
+    (lambda: RoutingConfig(query_init_std=-1), "is -1"),
+    (
+      lambda: RoutingConfig(variant="standard", heads=2),
+      "heads=2 has no meaning for variant 'standard'",
+    ),
+    (
+      lambda: RoutingConfig(variant="embedding_skip", null_source=True),
+      "null_source=True has no meaning",
+    ),
+    (
+      lambda: RoutingConfig(variant="attnres_block", gate="scalar"),
+      "needs an additive variant",
+    ),
+    (
+      lambda: RoutingConfig(variant="standard", gate="scalar"),
+      "needs an additive variant",
+    ),
+    (lambda: ModelConfig(**MODEL, widht=3), "did you mean 'width'"),
+    (lambda: ModelConfig(**MODEL | {"num_kv_heads": 3}), "4.*not divisible"),
+    (lambda: ModelConfig(**MODEL | {"head_dim": 5}), "even number"),
+    (lambda: ModelConfig(**MODEL | {"width": 0}), "model.width is 0"),
+    (lambda: ModelConfig(**MODEL, dtype="bf16"), "did you mean 'bfloat16'"),
+    (
+      lambda: ModelConfig(**MODEL, routing=RoutingConfig(num_blocks=5)),
+      "num_blocks is 5, more than the 4 layers",
+    ),
+    (
+      lambda: ModelConfig(**MODEL, routing=RoutingConfig(heads=3)),
+      "width 16 is not divisible by routing.heads 3",
+    ),
+    (
+      lambda: ModelConfig(**MODEL, routing=RoutingConfig(key_dim=17)),
+      "key_dim is 17, more than the width 16",
+    ),
+    (
+      lambda: ModelConfig(**MODEL, routing=RoutingConfig(key_dim=6, heads=4)),
+      "key_dim 6 is not divisible by routing.heads 4",
+    ),
+    (lambda: DataConfig(sequence_length=0), "sequence_length is 0"),
+    (lambda: OptimizerConfig(b2=1.0), "b2 is 1.0"),
+    (lambda: OptimizerConfig(learning_rate=-1), "learning_rate is -1"),
+    (
+      lambda: TrainingConfig(batch_size=10, accumulation=4),
+      "10 is not divisible by training.accumulation 4",
+    ),
+    (
+      lambda: RunConfig(
+        model=ModelConfig(**MODEL), training=TrainingConfig(steps=10)
+      ),
+      "warmup_steps 1000 leaves nothing of training.steps 10",
+    ),
+  ],
+)
+def test_bad_options_are_named_with_a_remedy(make, message):
+  with pytest.raises(ConfigError, match=message):
+    make()
+
+
+def test_blocks_do_not_matter_to_variants_without_them():
+  routing = RoutingConfig(variant="delta", num_blocks=100)
+  ModelConfig(**MODEL, routing=routing)
+
+
+def test_dictionaries_round_trip_through_json():
+  config = RunConfig(
+    model=ModelConfig(
+      **MODEL, routing=RoutingConfig(variant="rd_delta", gate="sigmoid")
+    ),
+    training=TrainingConfig(stop_after=3),
+  )
+  assert from_dict(RunConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_unknown_keys_of_a_dictionary_are_named():
+  values = to_dict(RunConfig(model=ModelConfig(**MODEL)))
+  values["model"]["routing"]["num_block"] = 3
+  with pytest.raises(ConfigError, match="did you mean 'num_blocks'"):
+    from_dict(RunConfig, values)
+
+
+def test_differences_are_dotted_names():
+  one = RunConfig(model=ModelConfig(**MODEL))
+  other = dataclasses.replace(
+    one,
+    model=dataclasses.replace(
+      one.model, routing=RoutingConfig(variant="delta")
+    ),
+    training=TrainingConfig(seed=7),
+  )
+  assert differences(one, other) == {
+    "model.routing.variant": ("delta_block", "delta"),
+    "training.seed": (0, 7),
+  }
+  assert differences(one, one) == {}
+
+
+def test_configs_are_frozen():
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    RoutingConfig().heads = 2

@@ -1,0 +1,55 @@
+"""What `import deltajax` costs and brings along."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+HEAVY = (
+  *("grain", "orbax", "tensorflow_datasets", "array_record", "tensorboardX"),
+  *("tensorflow", "torch", "tyro", "optax", "safetensors", "matplotlib"),
+)
+
+
+@pytest.mark.smoke
+def test_import_is_light():
+  code = (
+    "import sys, deltajax;"
+    " print(' '.join({name.split('.')[0] for name in sys.modules}))"
+  )
+  loaded = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout.split()
+  assert not set(loaded) & set(HEAVY)
+
+
+def test_import_starts_no_device():
+  code = (
+    "import deltajax; from jax.extend import backend;"
+    " import jax._src.xla_bridge as bridge; print(bridge._backends)"
+  )
+  printed = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout
+  assert printed.strip() == "{}"
+
+
+@pytest.mark.parametrize("room", ["routing"])
+def test_the_routing_library_imports_nothing_of_the_rest(room):
+  for path in (ROOT / "deltajax" / room).glob("*.py"):
+    for imported in re.findall(
+      r"^\s*(?:from|import) (deltajax\S*)", path.read_text(), re.MULTILINE
+    ):
+      assert imported.startswith(("deltajax.routing", "deltajax.kernels")), path

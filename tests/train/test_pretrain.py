@@ -1,0 +1,99 @@
+"""The command as a user runs it."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "train.pretrain", *map(str, arguments)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+TINY = (
+  *("--model.width", "16", "--model.num-layers", "2"),
+  *("--model.num-heads", "2", "--model.num-kv-heads", "1"),
+  *("--model.head-dim", "8", "--model.mlp-width", "16"),
+  *("--model.routing.num-blocks", "2", "--data.sequence-length", "32"),
+  *("--training.steps", "6", "--training.batch-size", "4"),
+  *("--training.log-every", "2", "--training.eval-batches", "2"),
+  *("--optimizer.warmup-steps", "2"),
+)
+
+
+def test_trains_reports_and_resumes(corpus, tmp_path):
+  arguments = (
+    *("configs/quickstart.py", "--workdir", tmp_path / "run"),
+    *("--data.dataset", corpus, *TINY),
+  )
+  done = run(*arguments)
+  assert done.returncode == 0, done.stderr
+  for part in (
+    "model     delta_block, 2 layers, width 16",
+    "data      ",
+    "step 6/6  loss ",
+    " tok/s",
+    "bits per byte after 6 updates",
+    "\nsample:\ndef ",
+    "layer 1 mlp",
+    f"checkpoints  {tmp_path / 'run' / 'checkpoints'}",
+  ):
+    assert part in done.stdout, (part, done.stdout)
+  again = run(*arguments)
+  assert "resumed after 6 of 6 updates" in again.stdout
+  other = run(*arguments, "--training.seed", "5")
+  assert other.returncode == 2
+  assert "training.seed: 0 in the run, 5 now" in other.stderr
+  assert "Traceback" not in other.stderr
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("configs/quickstrat.py",), "did you mean 'configs/quickstart.py'"),
+    (("configs/quickstart.py", "--model.widht", "4"), "--model.width"),
+    (
+      ("configs/quickstart.py", "--model.routing.variant", "delta_blok"),
+      "did you mean 'delta_block'",
+    ),
+    (
+      ("configs/quickstart.py", "--model.routing.num-blocks", "9"),
+      "num_blocks is 9, more than the 8 layers",
+    ),
+    ((), "usage: python -m train.pretrain CONFIG"),
+  ],
+)
+def test_user_errors_are_one_message(arguments, message, tmp_path):
+  if arguments:
+    arguments += ("--workdir", tmp_path / "run")
+  done = run(*arguments)
+  assert done.returncode == 2
+  # The parser draws a box around its messages and wraps them.
+  printed = re.sub(r"[│\s]+", " ", done.stderr + done.stdout)
+  assert message in printed
+  assert "Traceback" not in done.stderr
+  assert not (tmp_path / "run").exists()
+
+
+def test_help_lists_every_field():
+  done = run("configs/quickstart.py", "--help")
+  assert done.returncode == 0
+  for option in (
+    "--workdir",
+    "--model.routing.variant",
+    "--model.routing.key-dim",
+    "--optimizer.query-multiplier",
+    "--training.stop-after",
+    "--data.sequence-length",
+  ):
+    assert option in done.stdout

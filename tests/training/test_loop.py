@@ -1,0 +1,260 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import chex
+import numpy as np
+import pytest
+
+from deltajax.checkpoints.manager import Checkpoints
+from deltajax.config import (
+  ConfigError,
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  RoutingConfig,
+  RunConfig,
+  TrainingConfig,
+)
+from deltajax.training.loop import load_data, NonFiniteError, train
+from deltajax.training.run_directory import RunDirectory
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def tiny_config(corpus, *, model=None, data=None, optimizer=None, **training):
+  return RunConfig(
+    model=ModelConfig(
+      **{
+        "vocab_size": 259,
+        "width": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "mlp_width": 24,
+        "dtype": "float32",
+        "routing": RoutingConfig(variant="delta_block", num_blocks=2),
+        **(model or {}),
+      }
+    ),
+    data=DataConfig(
+      **{"dataset": str(corpus), "sequence_length": 32, **(data or {})}
+    ),
+    optimizer=OptimizerConfig(
+      **{"learning_rate": 3e-3, "warmup_steps": 4, **(optimizer or {})}
+    ),
+    training=TrainingConfig(
+      **{
+        "steps": 20,
+        "batch_size": 4,
+        "log_every": 1,
+        "eval_every": 10,
+        "eval_batches": 2,
+        "checkpoint_every": 10,
+        **training,
+      }
+    ),
+  )
+
+
+def quiet(line):
+  del line
+
+
+def metrics(directory):
+  lines = (directory / "metrics.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def losses(directory):
+  return [
+    (line["step"], line["train/loss"], line["train/grad_norm"])
+    for line in metrics(directory)
+    if "train/loss" in line
+  ]
+
+
+SCRIPT = """
+import pathlib, sys
+from deltajax.training.loop import train
+from tests.training.test_loop import quiet, tiny_config
+corpus, workdir, stop_after = sys.argv[1:]
+train(
+  tiny_config(corpus, stop_after=int(stop_after)), pathlib.Path(workdir), quiet
+)
+"""
+
+
+@pytest.mark.smoke
+def test_resume_in_a_fresh_process_is_bit_exact(corpus, tmp_path):
+  whole = train(tiny_config(corpus), tmp_path / "whole", quiet)
+  for stop_after in (10, 20):
+    subprocess.run(
+      [sys.executable, "-c", SCRIPT, corpus, tmp_path / "two", str(stop_after)],
+      cwd=ROOT,
+      check=True,
+    )
+    assert losses(tmp_path / "two")[-1][0] == stop_after
+  assert losses(tmp_path / "two") == losses(tmp_path / "whole")
+  with Checkpoints(tmp_path / "two" / "checkpoints") as saved:
+    assert saved.latest_step() == 20
+    state = saved.restore(20, whole.state).state
+  chex.assert_trees_all_equal(state, whole.state)
+
+
+def test_a_run_that_died_repeats_nothing_and_skips_nothing(corpus, tmp_path):
+  config = tiny_config(corpus, checkpoint_every=5)
+  train(config, tmp_path / "whole", quiet)
+
+  class Died(Exception):
+    pass
+
+  def die_at_13(line):
+    if line.startswith("step 13"):
+      raise Died
+
+  with pytest.raises(Died):
+    train(config, tmp_path / "died", die_at_13)
+  lines = []
+  train(config, tmp_path / "died", lines.append)
+  assert "resumed after 10 of 20 updates" in lines
+  assert losses(tmp_path / "died") == losses(tmp_path / "whole")
+
+
+def test_a_finished_run_says_so_and_changes_nothing(corpus, tmp_path):
+  config = tiny_config(corpus, steps=5)
+  first = train(config, tmp_path / "run", quiet)
+  before = metrics(tmp_path / "run")
+  lines = []
+  again = train(config, tmp_path / "run", lines.append)
+  assert "resumed after 5 of 5 updates" in lines
+  assert again.step == 5
+  assert again.validation == first.validation
+  assert metrics(tmp_path / "run") == before
+
+
+def test_what_a_run_directory_holds(corpus, tmp_path):
+  config = tiny_config(corpus)
+  result = train(config, tmp_path / "run", quiet)
+  assert RunDirectory(tmp_path / "run").load_config() == config
+  steps = [line["step"] for line in metrics(tmp_path / "run")]
+  assert steps == sorted(steps)
+  validations = [
+    line for line in metrics(tmp_path / "run") if "validation/loss" in line
+  ]
+  assert [line["step"] for line in validations] == [10, 20]
+  assert (
+    validations[-1]["validation/loss"] == result.validation["validation/loss"]
+  )
+  assert validations[1]["validation/loss"] < validations[0]["validation/loss"]
+  assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+    assert saved.config(20)["model"]["routing"]["variant"] == "delta_block"
+
+
+def test_variants_see_the_same_batches(corpus):
+  from deltajax.data.pipeline import train_iterator
+
+  def first_batches(variant):
+    config = tiny_config(
+      corpus, model={"routing": RoutingConfig(variant=variant)}
+    )
+    batches = train_iterator(
+      load_data(config).train, batch_size=4, seed=config.training.seed
+    )
+    return [next(batches) for _ in range(5)]
+
+  chex.assert_trees_all_equal(first_batches("standard"), first_batches("delta"))
+
+
+def test_bits_per_byte_of_an_untrained_model_is_that_of_a_uniform_guess(
+  corpus, tmp_path
+):
+  config = tiny_config(
+    corpus, steps=1, optimizer={"learning_rate": 1e-12, "warmup_steps": 0}
+  )
+  result = train(config, tmp_path / "run", quiet)
+  np.testing.assert_allclose(
+    result.validation["validation/loss"], np.log(259), rtol=1e-2
+  )
+  # Specials are predicted too but are no bytes: slightly above log2(259).
+  bits = result.validation["validation/bits_per_byte"]
+  assert np.log2(259) < bits < 1.1 * np.log2(259)
+
+
+def test_non_finite_loss_stops_and_names_the_last_good_checkpoint(
+  corpus, tmp_path
+):
+  explodes = {"learning_rate": 1e38, "warmup_steps": 10}
+  config = tiny_config(corpus, optimizer=explodes, checkpoint_every=1)
+  with pytest.raises(NonFiniteError, match=r"at update \d+; the last good"):
+    train(config, tmp_path / "run", quiet)
+  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+    last = saved.latest_step()
+    assert last is not None
+    # What was saved came from finite updates only.
+    assert all(np.isfinite(loss) for step, loss, _ in losses(tmp_path / "run"))
+  assert losses(tmp_path / "run")[-1][0] == last
+
+
+def test_another_runs_directory_is_refused_and_left_alone(corpus, tmp_path):
+  train(tiny_config(corpus, steps=5), tmp_path / "run", quiet)
+  before = {
+    path: path.read_bytes()
+    for path in sorted((tmp_path / "run").rglob("*"))
+    if path.is_file()
+  }
+  other = tiny_config(corpus, steps=5, seed=1, model={"num_layers": 3})
+  with pytest.raises(ConfigError) as error:
+    train(other, tmp_path / "run", quiet)
+  assert "model.num_layers: 2 in the run, 3 now" in str(error.value)
+  assert "training.seed: 0 in the run, 1 now" in str(error.value)
+  after = {
+    path: path.read_bytes()
+    for path in sorted((tmp_path / "run").rglob("*"))
+    if path.is_file()
+  }
+  assert after == before
+
+
+def test_a_directory_of_something_else_is_refused(corpus, tmp_path):
+  (tmp_path / "letters").mkdir()
+  (tmp_path / "letters" / "to_mother.txt").write_text("Dear mother")
+  with pytest.raises(ConfigError, match="no run directory"):
+    train(tiny_config(corpus), tmp_path / "letters", quiet)
+  with pytest.raises(ConfigError, match="is a file"):
+    train(tiny_config(corpus), tmp_path / "letters" / "to_mother.txt", quiet)
+
+
+def test_changed_data_are_refused_on_resume(corpus, tmp_path):
+  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
+  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+    config = tiny_config(corpus)
+    from deltajax.training.step import Trainer
+
+    trainer = Trainer(config)
+    restored = saved.restore(10, trainer.init())
+    position = restored.data | {"fingerprint": "of other data"}
+    saved.save(11, restored.state, position, {})
+  with pytest.raises(ConfigError, match="not those that the run was started"):
+    train(tiny_config(corpus), tmp_path / "run", quiet)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"model": {"vocab_size": 100}}, "model.vocab_size is 100.*259"),
+    ({"data": {"sequence_length": 10**6}}, "1000001"),
+    ({"data": {"dataset": "python_stdlb"}}, "did you mean 'python_stdlib'"),
+    ({"data": {"tokenizer": "byte"}}, "did you mean 'bytes'"),
+    ({"batch_size": 10**6}, "1000000"),
+  ],
+)
+def test_bad_input_is_named_and_nothing_is_written(
+  corpus, tmp_path, change, message
+):
+  with pytest.raises(ConfigError, match=message):
+    train(tiny_config(corpus, **change), tmp_path / "run", quiet)
+  assert not (tmp_path / "run").exists()

@@ -1,0 +1,1 @@
+"""Commands, run from the repository root: python -m train.pretrain ..."""

@@ -1,0 +1,60 @@
+"""Pretrains a model, or resumes it: python -m train.pretrain CONFIG ..."""
+
+import jax
+import numpy as np
+
+from deltajax.analysis.routing_summary import routing_table, summarize_routing
+from deltajax.models.generation import generate
+from deltajax.training.loop import RunResult, train
+from train.cli import main, parse_run
+
+SAMPLE_PROMPT = "def "
+SAMPLE_TOKENS = 200
+
+
+def command(arguments: list[str]) -> None:
+  """Trains, then shows what came out."""
+  run = parse_run("python -m train.pretrain", arguments)
+  print_report(train(run.config, run.workdir))
+
+
+def print_report(result: RunResult) -> None:
+  """Prints validation, a sample, the routing and where everything lies."""
+  model, params = result.trainer.model, result.state.params
+  bits = result.validation["validation/bits_per_byte"]
+  print(f"\nvalidation: {bits:.3f} bits per byte after {result.step} updates")
+
+  tokenizer = result.data.tokenizer
+  prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
+  tokens = generate(
+    model,
+    params,
+    prompt,
+    max_new_tokens=SAMPLE_TOKENS,
+    temperature=0.7,
+    key=jax.random.key(0),
+  )
+  print("\nsample:")
+  print(SAMPLE_PROMPT + tokenizer.decode(np.asarray(tokens[0])))
+
+  batch = {name: x[:4, :-1] for name, x in result.data.validation[0].items()}
+  summaries = summarize_routing(
+    model,
+    params,
+    batch["tokens"],
+    segment_ids=batch["segment_ids"],
+    positions=batch["positions"],
+  )
+  if summaries:
+    print("\nrouting: mean of the largest weight, beside the uniform value")
+    print(routing_table(summaries))
+
+  directory = result.directory
+  print(f"\nconfig       {directory.config}")
+  print(f"metrics      {directory.metrics}")
+  print(f"tensorboard  {directory.tensorboard}")
+  print(f"checkpoints  {directory.checkpoints}")
+
+
+if __name__ == "__main__":
+  main(command)
