@@ -1,0 +1,186 @@
+"""Tiny models, their parameters and their logits, for the whole suite.
+
+Everything here is compiled: linen run op by op takes seconds per model.
+Models whose dtype is float64 run with x64 enabled, the others without.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+import zlib
+
+from flax import linen as nn, traverse_util
+import jax
+import numpy as np
+
+from deltajax.checkpoints.names import parameter_shapes
+from deltajax.config import ModelConfig, RoutingConfig
+from deltajax.models.transformer import TransformerLM
+
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # later versions have no such option
+  QUICK["xla_cpu_use_fusion_emitters"] = False
+ROUTING_OPTIONS = {field.name for field in dataclasses.fields(RoutingConfig)}
+
+
+def tiny_config(variant: str = "delta_block", **options) -> ModelConfig:
+  """A float64 model of 6 layers (3 blocks), small enough to compile quickly.
+
+  Args:
+    variant: of the routing.
+    **options: fields of ModelConfig and of RoutingConfig.
+  """
+  names = options.keys() & ROUTING_OPTIONS
+  routing = {name: options.pop(name) for name in names}
+  defaults = {
+    "vocab_size": 41,
+    "width": 16,
+    "num_layers": 6,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "mlp_width": 24,
+    "dtype": "float64",
+    "param_dtype": "float64",
+  }
+  routing = RoutingConfig(**{"variant": variant, "num_blocks": 3, **routing})
+  return ModelConfig(**{**defaults, **options}, routing=routing)
+
+
+def random_params(config: ModelConfig, seed: int = 0) -> dict:
+  """Parameters with nothing left at zero or one.
+
+  A value depends on its parameter's name and shape and the seed alone, so that
+  variants share whatever they have in common.
+  """
+  flat = traverse_util.flatten_dict(shapes(config))
+  return traverse_util.unflatten_dict(
+    {path: _random(path, x, seed) for path, x in flat.items()}
+  )
+
+
+def with_params(params: dict, **replacements) -> dict:
+  """A copy with every parameter of these last names replaced.
+
+  Args:
+    params: the parameters.
+    **replacements: last part of a name -> function of the old value.
+  """
+  flat = traverse_util.flatten_dict(params)
+  return traverse_util.unflatten_dict(
+    {
+      path: replacements[path[-1]](x)
+      if path[-1] in replacements and _is_router(path)
+      else x
+      for path, x in flat.items()
+    }
+  )
+
+
+def zero_queries(params: dict) -> dict:
+  """A copy in which every depth-routing query is zero."""
+  return with_params(params, query=np.zeros_like)
+
+
+def random_tokens(config: ModelConfig, batch=2, length=9, seed=0) -> np.ndarray:
+  """Token ids [B, T]."""
+  rng = np.random.default_rng(seed)
+  return rng.integers(config.vocab_size, size=(batch, length), dtype=np.int32)
+
+
+def precision(dtype: str) -> contextlib.AbstractContextManager:
+  """The context in which a model of this dtype runs."""
+  return jax.enable_x64(dtype == "float64")
+
+
+def quick_jit(function: Callable) -> Callable:
+  """`jax.jit` that compiles several times faster, to slower programs."""
+  return jax.jit(function, compiler_options=QUICK)
+
+
+@functools.cache
+def shapes(config: ModelConfig) -> dict:
+  """The parameter tree as ShapeDtypeStructs."""
+  with precision(config.dtype):
+    return parameter_shapes(config)
+
+
+@functools.cache
+def compiled(config: ModelConfig) -> Callable:
+  """The jitted model: (params, tokens, segment_ids, positions) -> logits."""
+  model = TransformerLM(config)
+
+  def apply(params, tokens, segment_ids, positions):
+    return model.apply(
+      {"params": params}, tokens, segment_ids=segment_ids, positions=positions
+    ).logits_BxTxV
+
+  return quick_jit(apply)
+
+
+def logits_of(
+  config: ModelConfig, params, tokens, segment_ids=None, positions=None
+) -> np.ndarray:
+  """Logits [B, T, V], computed in the precision of the config."""
+  with precision(config.dtype):
+    return np.asarray(compiled(config)(params, tokens, segment_ids, positions))
+
+
+@functools.cache
+def initial_variables(config: ModelConfig, seed: int = 0) -> dict:
+  """What `init` gives, in boxes that name the axes."""
+  with precision(config.dtype):
+    init = quick_jit(TransformerLM(config).init)
+    return init(jax.random.key(seed), random_tokens(config))
+
+
+def initial_params(config: ModelConfig, seed: int = 0) -> dict:
+  """Initial parameters as NumPy arrays."""
+  params = nn.meta.unbox(initial_variables(config, seed))["params"]
+  return jax.tree.map(np.asarray, params)
+
+
+def relative_error(actual, expected) -> float:
+  """Largest difference over the largest expected value."""
+  actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
+  assert actual.shape == expected.shape
+  return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+def assert_trees_equal(actual, expected) -> None:
+  """Bit for bit."""
+  actual, expected = (traverse_util.flatten_dict(x) for x in (actual, expected))
+  assert actual.keys() == expected.keys()
+  for path, x in actual.items():
+    np.testing.assert_array_equal(x, expected[path], err_msg="/".join(path))
+
+
+def assert_trees_close(actual, expected, tolerance: float) -> None:
+  """Within `tolerance` of the largest value of each leaf."""
+  actual, expected = (traverse_util.flatten_dict(x) for x in (actual, expected))
+  assert actual.keys() == expected.keys()
+  for path, x in actual.items():
+    x, y = np.asarray(x, np.float64), np.asarray(expected[path], np.float64)
+    bound = tolerance * max(np.abs(y).max(initial=0.0), 1e-3)
+    np.testing.assert_allclose(x, y, rtol=0, atol=bound, err_msg="/".join(path))
+
+
+def _is_router(path: tuple[str, ...]) -> bool:
+  return any(part.endswith("_router") for part in path)
+
+
+def _random(path, struct, seed: int) -> np.ndarray:
+  name = path[-1]
+  rng = np.random.default_rng([zlib.crc32("/".join(path).encode()), seed])
+  normal = rng.standard_normal(struct.shape)
+  if name in ("scale", "key_norm"):
+    x = 1 + 0.3 * normal
+  elif name == "gate" and _is_router(path):
+    x = 0.5 + 0.3 * normal
+  elif name in ("kernel", "head"):
+    x = 0.3 * normal
+  else:  # embedding, queries, null sources
+    x = normal
+  return x.astype(struct.dtype)
