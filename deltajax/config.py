@@ -50,7 +50,8 @@ class ModelConfig:
     head_dim: channels of a head; need not be width / num_heads.
     mlp_width: hidden size of the SwiGLU MLP.
     rope_theta: base of the rotary frequencies.
-    norm_eps: of every RMSNorm, depth-attention key norms included.
+    norm_eps: of every RMSNorm, depth-attention key norms included. 0 is for
+      checks of forward passes: norms of zero vectors then have no gradient.
     tie_embeddings: the output head is the embedding.
     qk_norm: RMSNorm on queries and keys of each head (Qwen3).
     routing: how residuals are routed over depth.
@@ -231,6 +232,11 @@ class RunConfig:
   training: TrainingConfig = TrainingConfig()
 
   def __post_init__(self) -> None:
+    if not self.model.norm_eps:
+      raise ConfigError(
+        "model.norm_eps is 0, with which norms of zero vectors have no"
+        " gradient; training needs a positive one, such as 1e-6."
+      )
     if self.optimizer.warmup_steps >= self.training.steps:
       raise ConfigError(
         f"optimizer.warmup_steps {self.optimizer.warmup_steps} leaves nothing"

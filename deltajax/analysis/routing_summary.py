@@ -142,7 +142,7 @@ def _visible_sources(
   assert step is not None
   names = schedule.sources(sublayer)
   columns = list(range(int(step.visible)))
-  if step.reads_open:
+  if step.reads_running:
     columns.append(schedule.num_slots)
   visible = {
     name: column + has_null for name, column in zip(names, columns, strict=True)

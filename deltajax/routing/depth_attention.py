@@ -5,10 +5,11 @@
     out     = stream + sum_i alpha_i * x_i
 
 The sources of a read are, in this order, the null source, the visible slots of
-the memory, and the open source. Statistics are float32 (64 for float64 inputs).
+the memory, and the running source. Statistics are float32 (float64 for float64
+inputs).
 
 Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size,
-C = D / H, N all sources of a read (null, slots, open).
+C = D / H, N all sources of a read (null, slots, running).
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +45,7 @@ def depth_attention(
     queries_RxK: query times key norm weight, for each read (logits need
       nothing else of the key norm). K is `key_dim`, or D where that is None.
     memory_SxBxTxD: stacked sources; their values enter the mix as they are.
-    visible: the first `visible` slots are read. May be traced.
+    visible: the first `visible` slots are read, at most S. May be traced.
     running_BxTxD: one more source, the open part of the current block.
     running_visible: whether that source is read. May be traced.
     stream_BxTxD: added to every mix (additive variants).
@@ -67,14 +68,18 @@ def depth_attention(
   References:
     AttnRes, arXiv 2603.15031. Delta Attention Residuals, arXiv 2605.18855.
   """
+  if isinstance(visible, int) and not 0 <= visible <= len(memory_SxBxTxD):
+    raise ConfigError(
+      f"visible is {visible}; the memory has {len(memory_SxBxTxD)} slots."
+    )
   name = "xla" if implementation is None else implementation
   check_name("depth attention implementation", name, IMPLEMENTATIONS)
   sources = Sources(
     null_D=null_D,
     memory_SxBxTxD=memory_SxBxTxD,
     visible=jnp.asarray(visible, jnp.int32),
-    open_BxTxD=running_BxTxD,
-    open_visible=jnp.asarray(running_visible, bool),
+    running_BxTxD=running_BxTxD,
+    running_visible=jnp.asarray(running_visible, bool),
   )
   _check_shapes(queries_RxK, sources, stream_BxTxD, heads, key_dim)
   return IMPLEMENTATIONS[name](queries_RxK, sources, stream_BxTxD, heads, eps)
@@ -135,8 +140,8 @@ def _weighted(
   if sources.null_D is not None:
     null = jnp.broadcast_to(sources.null_D, (1, *memory.shape[1:]))
     kinds.insert(0, (null.astype(memory.dtype), jnp.ones(1, bool)))
-  if sources.open_BxTxD is not None:
-    kinds.append((sources.open_BxTxD[None], sources.open_visible[None]))
+  if sources.running_BxTxD is not None:
+    kinds.append((sources.running_BxTxD[None], sources.running_visible[None]))
   mask_N = jnp.concatenate([mask for _, mask in kinds])
   logits_RxHxNxBxT = jnp.concatenate(
     [_logits(queries_RxK, x, heads, eps) for x, _ in kinds], axis=2
@@ -202,7 +207,7 @@ def _check_shapes(
       f" {heads}."
     )
   expected = {
-    "running": (sources.open_BxTxD, memory.shape[1:]),
+    "running": (sources.running_BxTxD, memory.shape[1:]),
     "stream": (stream_BxTxD, memory.shape[1:]),
     "null": (sources.null_D, (width,)),
   }

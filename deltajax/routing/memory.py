@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from deltajax.routing.schedule import Schedule, Step
+
+# Name of the memory for `jax.checkpoint` policies.
+MEMORY_NAME = "depth_memory"
 
 
 @flax.struct.dataclass
@@ -49,9 +53,8 @@ class DepthMemory:
     """Writes a source to `slot` if `when`; both may be traced."""
     old = lax.dynamic_index_in_dim(self.slots_SxBxTxD, slot, 0, keepdims=False)
     new = jnp.where(when, source_BxTxD, old)
-    return DepthMemory(
-      lax.dynamic_update_index_in_dim(self.slots_SxBxTxD, new, slot, 0)
-    )
+    slots = lax.dynamic_update_index_in_dim(self.slots_SxBxTxD, new, slot, 0)
+    return DepthMemory(checkpoint_name(slots, MEMORY_NAME))
 
 
 class Sources(NamedTuple):
@@ -61,15 +64,15 @@ class Sources(NamedTuple):
     null_D: a source that is the same for every token, or None.
     memory_SxBxTxD: stacked sources.
     visible: int32, how many slots are read; may be traced.
-    open_BxTxD: one more source, or None.
-    open_visible: bool, whether it is read; may be traced.
+    running_BxTxD: one more source, or None.
+    running_visible: bool, whether it is read; may be traced.
   """
 
   null_D: jax.Array | None
   memory_SxBxTxD: jax.Array
   visible: Any
-  open_BxTxD: jax.Array | None
-  open_visible: Any
+  running_BxTxD: jax.Array | None
+  running_visible: Any
 
 
 @flax.struct.dataclass
@@ -79,13 +82,13 @@ class DepthState:
   Attributes:
     memory: the sources that are closed.
     stream_BxTxD: p, the sum of the embedding and all sublayer outputs.
-    open_BxTxD: what the current block has added to the stream so far; zero at
-      the start of a block.
+    running_BxTxD: what the current block has added to the stream so far; zero
+      at the start of a block.
   """
 
   memory: DepthMemory
   stream_BxTxD: jax.Array
-  open_BxTxD: jax.Array
+  running_BxTxD: jax.Array
 
   @classmethod
   def create(
@@ -95,7 +98,7 @@ class DepthState:
     return cls(
       memory=DepthMemory.create(embedding_BxTxD, schedule),
       stream_BxTxD=embedding_BxTxD,
-      open_BxTxD=jnp.zeros_like(embedding_BxTxD),
+      running_BxTxD=jnp.zeros_like(embedding_BxTxD),
     )
 
   def advance(
@@ -112,7 +115,7 @@ class DepthState:
     moved = DepthState(
       memory=self.memory,
       stream_BxTxD=self.stream_BxTxD + output_BxTxD,
-      open_BxTxD=self.open_BxTxD + output_BxTxD,
+      running_BxTxD=self.running_BxTxD + output_BxTxD,
     )
     closed_source = CLOSED_SOURCES[appends]
     if closed_source is None:
@@ -123,7 +126,7 @@ class DepthState:
     return DepthState(
       memory=memory,
       stream_BxTxD=moved.stream_BxTxD,
-      open_BxTxD=jnp.where(step.closes, 0, moved.open_BxTxD),
+      running_BxTxD=jnp.where(step.closes, 0, moved.running_BxTxD),
     )
 
 
@@ -132,7 +135,7 @@ CLOSED_SOURCES: Mapping[str, Callable[[DepthState, Step], jax.Array] | None] = (
   types.MappingProxyType(
     {
       "nothing": None,
-      "delta": lambda state, step: state.open_BxTxD,
+      "delta": lambda state, step: state.running_BxTxD,
       "state": lambda state, step: state.stream_BxTxD,
       "difference": lambda state, step: (
         state.stream_BxTxD - state.memory.newest(step.slot)

@@ -64,8 +64,8 @@ class DepthRouter(nn.Module):
       queries_RxK,
       sources.memory_SxBxTxD,
       visible=sources.visible,
-      running_BxTxD=sources.open_BxTxD,
-      running_visible=sources.open_visible,
+      running_BxTxD=sources.running_BxTxD,
+      running_visible=sources.running_visible,
       stream_BxTxD=stream_BxTxD if row.additive and gate is None else None,
       null_D=sources.null_D,
       heads=self.routing.heads,
@@ -105,17 +105,17 @@ class DepthRouter(nn.Module):
         ("embed",),
         (state.stream_BxTxD.shape[-1],),
       )
-    open_source = {
+    running_source = {
       "none": None,
-      "delta": state.open_BxTxD,
+      "delta": state.running_BxTxD,
       "stream": state.stream_BxTxD,
     }
     return Sources(
       null_D=null_D,
       memory_SxBxTxD=state.memory.slots_SxBxTxD,
       visible=step.visible,
-      open_BxTxD=open_source[self.routing.row.open_source],
-      open_visible=step.reads_open,
+      running_BxTxD=running_source[self.routing.row.running_source],
+      running_visible=step.reads_running,
     )
 
   def _gate(self) -> jax.Array | None:

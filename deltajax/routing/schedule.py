@@ -22,14 +22,14 @@ class Step(NamedTuple):
 
   Attributes:
     visible: int32, how many slots of the memory are read.
-    reads_open: bool, whether the open source is read too.
+    reads_running: bool, whether the running source is read too.
     slot: int32, the slot that is written if the block closes.
     closes: bool, whether the block closes after this sublayer: a slot is
-      appended and the open delta starts again at zero.
+      appended and the running delta starts again at zero.
   """
 
   visible: Any
-  reads_open: Any
+  reads_running: Any
   slot: Any
   closes: Any
 
@@ -45,15 +45,15 @@ class Schedule:
     slot_names: what each slot holds, for tables and figures: `e`, `v3` (the
       output of sublayer 3), `b2` (what block 2 added), `p3` (the stream
       before sublayer 3), `r2` (released recurrence).
-    open_names: per sublayer, and last for the final read, the name of the
-      open source, for example `b2+` while block 2 is open.
+    running_names: per sublayer, and last for the final read, the name of the
+      running source, for example `b2+` while block 2 is open.
   """
 
   num_slots: int
   steps: Step
   final: Step | None
   slot_names: tuple[str, ...]
-  open_names: tuple[str, ...]
+  running_names: tuple[str, ...]
 
   @property
   def num_sublayers(self) -> int:
@@ -74,8 +74,8 @@ class Schedule:
     if step is None:
       return []
     names = list(self.slot_names[: step.visible])
-    if step.reads_open:
-      names.append(self.open_names[-1 if sublayer is None else sublayer])
+    if step.reads_running:
+      names.append(self.running_names[-1 if sublayer is None else sublayer])
     return names
 
 
@@ -105,7 +105,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   sublayer = np.arange(total)
   opens = sublayer % block_size == 0
   # The last block never closes: nothing reads it but the final read, which
-  # takes it as the open source.
+  # takes it as the running source.
   closes = (sublayer % block_size == block_size - 1) & (sublayer < total - 1)
   closes &= row.appends != "nothing"
   first_slot = int(row.embedding_source)
@@ -114,26 +114,26 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   visible = appended - (opens & row.newest_hidden)
   if not row.first_read:
     visible[0] = 0
-  reads_open = {
+  reads_running = {
     "none": np.zeros(total, bool),
     "delta": ~opens,
     "stream": np.ones(total, bool),
-  }[row.open_source]
+  }[row.running_source]
   num_slots = first_slot + int(closes.sum())
   final = None
   if row.final_read:
     final = Step(
       visible=np.int32(num_slots),
-      reads_open=np.bool_(row.open_source != "none"),
+      reads_running=np.bool_(row.running_source != "none"),
       slot=np.int32(0),
       closes=np.bool_(False),
     )
-  names = _Names(row.appends, row.open_source, block_size)
+  names = _Names(row.appends, row.running_source, block_size)
   return Schedule(
     num_slots=num_slots,
     steps=Step(
       visible=visible.astype(np.int32),
-      reads_open=reads_open,
+      reads_running=reads_running,
       # A sublayer that closes nothing rewrites a slot that exists with itself.
       slot=np.where(closes, appended, 0).astype(np.int32),
       closes=closes,
@@ -141,7 +141,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     final=final,
     slot_names=("e",) * first_slot
     + tuple(names.slot(s) for s in sublayer[closes]),
-    open_names=tuple(names.open(s) for s in range(total + 1)),
+    running_names=tuple(names.running(s) for s in range(total + 1)),
   )
 
 
@@ -150,7 +150,7 @@ class _Names:
   """Names of sources."""
 
   appends: str
-  open_source: str
+  running_source: str
   block_size: int
 
   def slot(self, sublayer: int) -> str:
@@ -163,9 +163,9 @@ class _Names:
       "difference": f"r{block}",
     }[self.appends]
 
-  def open(self, sublayer: int) -> str:
-    """The open source before `sublayer`."""
-    if self.open_source == "stream":
+  def running(self, sublayer: int) -> str:
+    """The running source before `sublayer`."""
+    if self.running_source == "stream":
       return f"p{sublayer}"
     if self.block_size == 1:
       return f"v{sublayer - 1}"

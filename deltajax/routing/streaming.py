@@ -2,11 +2,14 @@
 
 One source at a time with an online softmax, so that invisible slots are never
 touched and no float32 copy of the sources exists. The gradient is written out
-(with delta = <do, o>, for every read):
+(with the mix o, for every read):
 
-    dlogit_i = alpha_i (<do, x_i> - delta)
+    dlogit_i = alpha_i <do, x_i - o>
     dx_i     = alpha_i do + dlogit_i rstd_i (q - x_i rstd_i^2 <q, x_i> / K)
     dq       = sum over tokens and sources of dlogit_i rstd_i x_i
+
+A lone source is its own mix, so that its query gets a gradient of exactly 0;
+<do, x_i> - <do, o>, summed apart, would leave rounding.
 
 Saved for it: per token and source the logit and rstd, per token max and sum.
 
@@ -92,45 +95,33 @@ def _forward(queries_RxK, sources, stream_BxTxD, heads, eps):
     online, scores = lax.fori_loop(
       0, sources.visible, absorb_slot, (online, scores)
     )
-  open_scores = None
-  if sources.open_BxTxD is not None:
-    online, open_scores = absorb(
-      online, sources.open_BxTxD, sources.open_visible
+  running_scores = None
+  if sources.running_BxTxD is not None:
+    online, running_scores = absorb(
+      online, sources.running_BxTxD, sources.running_visible
     )
 
   total = jnp.where(online.sum_RxBxTxH > 0, online.sum_RxBxTxH, 1)
   mixed = _per_head(1 / total, width) * online.mix_RxBxTxD
   online = online._replace(sum_RxBxTxH=total, mix_RxBxTxD=mixed)
   out = mixed if stream_BxTxD is None else mixed + stream_BxTxD.astype(wide)
-  saved = (online, null_scores, scores, open_scores)
+  saved = (online, null_scores, scores, running_scores)
   return out.astype(memory.dtype), (queries_RxK, sources, stream_BxTxD, saved)
 
 
 def _backward(heads, eps, residuals, d_out_RxBxTxD):
   del eps
   queries_RxK, sources, stream_BxTxD, saved = residuals
-  online, null_scores, scores, open_scores = saved
+  online, null_scores, scores, running_scores = saved
   memory = sources.memory_SxBxTxD
   wide = online.mix_RxBxTxD.dtype
   d_out = d_out_RxBxTxD.astype(wide)
-  # einsum, not a sum of products: much faster than a row reduction on CPU.
-  delta_RxBxTxH = jnp.einsum(
-    "rbthc,rbthc->rbth",
-    by_head(d_out, heads),
-    by_head(online.mix_RxBxTxD, heads),
-    precision=lax.Precision.HIGHEST,
-  )
   source_gradient = partial(
-    _source_gradient,
-    queries_RxK.astype(wide),
-    online,
-    d_out,
-    delta_RxBxTxH,
-    heads,
+    _source_gradient, queries_RxK.astype(wide), online, d_out, heads
   )
 
   d_queries = jnp.zeros(queries_RxK.shape, wide)
-  d_null = d_open = d_stream = None
+  d_null = d_running = d_stream = None
   if sources.null_D is not None:
     found = source_gradient(_null_source(sources), null_scores, True)
     d_queries += found.queries_RxK
@@ -149,20 +140,20 @@ def _backward(heads, eps, residuals, d_out_RxBxTxD):
     d_queries, d_memory = lax.fori_loop(
       0, sources.visible, slot_gradient, (d_queries, d_memory)
     )
-  if sources.open_BxTxD is not None:
+  if sources.running_BxTxD is not None:
     found = source_gradient(
-      sources.open_BxTxD, open_scores, sources.open_visible
+      sources.running_BxTxD, running_scores, sources.running_visible
     )
     d_queries += found.queries_RxK
-    d_open = found.source_BxTxD.astype(sources.open_BxTxD.dtype)
+    d_running = found.source_BxTxD.astype(sources.running_BxTxD.dtype)
   if stream_BxTxD is not None:
     d_stream = d_out.sum(0).astype(stream_BxTxD.dtype)
   d_sources = Sources(
     null_D=d_null,
     memory_SxBxTxD=d_memory,
     visible=None,
-    open_BxTxD=d_open,
-    open_visible=None,
+    running_BxTxD=d_running,
+    running_visible=None,
   )
   return d_queries.astype(queries_RxK.dtype), d_sources, d_stream
 
@@ -199,30 +190,23 @@ def _absorb(queries_RxK, online, x_BxTxD, visible, *, heads, eps):
 
 
 def _source_gradient(
-  queries_RxK,
-  online,
-  d_out_RxBxTxD,
-  delta_RxBxTxH,
-  heads,
-  x_BxTxD,
-  scores,
-  visible,
+  queries_RxK, online, d_out_RxBxTxD, heads, x_BxTxD, scores, visible
 ):
   """Gradients of the queries and of one source, from what was saved."""
   wide = queries_RxK.dtype
   width, key_size = x_BxTxD.shape[-1], queries_RxK.shape[-1]
   x_BxTxD = x_BxTxD.astype(wide)
   key_BxTxK = _keys(x_BxTxD, queries_RxK)
-  d_out_RxBxTxHxC = by_head(d_out_RxBxTxD, heads)
-  dot_RxBxTxH = jnp.einsum(
-    "rbthc,bthc->rbth",
-    d_out_RxBxTxHxC,
-    by_head(x_BxTxD, heads),
+  # einsum, not a sum of products: much faster than a row reduction on CPU.
+  off_mix_RxBxTxH = jnp.einsum(
+    "rbthc,rbthc->rbth",
+    by_head(d_out_RxBxTxD, heads),
+    by_head(x_BxTxD - online.mix_RxBxTxD, heads),
     precision=lax.Precision.HIGHEST,
   )
   weight = jnp.exp(scores.logit_RxBxTxH - online.max_RxBxTxH)
   alpha = jnp.where(visible, weight, 0) / online.sum_RxBxTxH
-  d_logit_RxBxTxH = alpha * (dot_RxBxTxH - delta_RxBxTxH)
+  d_logit_RxBxTxH = alpha * off_mix_RxBxTxH
   d_dot_RxBxTxH = d_logit_RxBxTxH * scores.rstd_BxT[..., None]
   d_queries_RxHxK = jnp.einsum(
     "rbth,bthk->rhk",

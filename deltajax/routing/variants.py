@@ -79,7 +79,7 @@ class Variant:
       the stream minus the newest slot (the authors' released recurrence).
     block: a block is one sublayer, or a run of whole transformer layers.
     embedding_source: slot 0 of the memory is the token embedding.
-    open_source: the one source that is not in the memory. `delta`: what the
+    running_source: the one source that is not in the memory. `delta`: what the
       current block has added so far, if anything; `stream`: the stream.
     first_read: the first sublayer reads the memory. Additive variants have
       nothing to gain there: the embedding is the stream.
@@ -95,7 +95,7 @@ class Variant:
   appends: Literal["nothing", "delta", "state", "difference"] = "nothing"
   block: Literal["sublayer", "layers"] = "sublayer"
   embedding_source: bool = False
-  open_source: Literal["none", "delta", "stream"] = "none"
+  running_source: Literal["none", "delta", "stream"] = "none"
   first_read: bool = True
   newest_hidden: bool = False
   final_read: bool = False
@@ -119,7 +119,7 @@ _ATTNRES_FULL = Variant(
   additive=False,
   appends="delta",
   embedding_source=True,
-  open_source="delta",
+  running_source="delta",
   final_read=True,
   roles=SHARED,
 )
@@ -132,7 +132,7 @@ _DELTA = Variant(
   summary="u = p + mix(e, v_0 .. v_{s-1})",
   appends="delta",
   embedding_source=True,
-  open_source="delta",
+  running_source="delta",
   first_read=False,
   roles=SHARED,
 )
@@ -155,13 +155,13 @@ VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
     "delta_block_closed": dataclasses.replace(
       _DELTA_BLOCK,
       summary="u = p + mix(e, closed block deltas)",
-      open_source="none",
+      running_source="none",
     ),
     "delta_block_released": dataclasses.replace(
       _DELTA_BLOCK,
       summary="u = p + mix(e, D1, e + D2, D1 + D3, ...)",
       appends="difference",
-      open_source="none",
+      running_source="none",
       first_read=True,
       newest_hidden=True,
     ),
@@ -202,7 +202,7 @@ VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
       summary="ablation: u = mix(v_0 .. v_{s-1}, p)",
       additive=False,
       appends="delta",
-      open_source="stream",
+      running_source="stream",
       roles=SHARED,
     ),
     "embedding_skip": _EMBEDDING_SKIP,

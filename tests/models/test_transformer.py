@@ -419,10 +419,10 @@ def test_captured_weights(variant, options):
     is_attention = s is not None and s % 2 == 0
     num_reads = roles.num_reads if is_attention else 1
     step = schedule.final if s is None else schedule.step(s)
-    # In the order: null source, slots of the memory, open source.
+    # In the order: null source, slots of the memory, running source.
     mask = [True] * null + list(np.arange(schedule.num_slots) < step.visible)
-    if VARIANTS[variant].open_source != "none":
-      mask.append(bool(step.reads_open))
+    if VARIANTS[variant].running_source != "none":
+      mask.append(bool(step.reads_running))
     assert sum(mask) == len(schedule.sources(s)) + null
     assert weights_RxHxNxBxT.shape == (num_reads, heads, len(mask), 2, 9)
     by_source = np.moveaxis(weights_RxHxNxBxT, 2, 0)

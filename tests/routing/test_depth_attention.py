@@ -101,8 +101,8 @@ class Case:
       null_D=arrays.get("null"),
       memory_SxBxTxD=arrays["memory"],
       visible=jnp.int32(self.num_visible if visible is None else visible),
-      open_BxTxD=arrays.get("running"),
-      open_visible=jnp.asarray(bool(self.running)),
+      running_BxTxD=arrays.get("running"),
+      running_visible=jnp.asarray(bool(self.running)),
     )
 
 

@@ -202,11 +202,14 @@ def check(schedule, table):
   assert (schedule.final is None) == (not expected[None])
   for s, names in expected.items():
     # The reads that the model makes: a prefix of the memory, then perhaps the
-    # open source, which is no slot.
+    # running source, which is no slot.
     step = schedule.final if s is None else schedule.step(s)
     if step is not None:
       is_open = bool(names) and names[-1] not in schedule.slot_names
-      assert (step.reads_open, step.visible) == (is_open, len(names) - is_open)
+      assert (step.reads_running, step.visible) == (
+        is_open,
+        len(names) - is_open,
+      )
 
 
 @pytest.mark.smoke
@@ -237,8 +240,8 @@ def test_blocks_of_one_sublayer_are_attnres_full():
     4,
     5,
   ]
-  assert not schedule.steps.reads_open.any()
-  assert schedule.final.reads_open
+  assert not schedule.steps.reads_running.any()
+  assert schedule.final.reads_running
 
 
 @pytest.mark.parametrize("layers, blocks", [(3, 4), (1, 2)])
@@ -318,8 +321,8 @@ def test_tables_mean_what_the_papers_say(drawn):
 
   def check_read(s, step):
     sources = list(memory[: step.visible])
-    if step.reads_open:
-      sources.append(stream if row.open_source == "stream" else running)
+    if step.reads_running:
+      sources.append(stream if row.running_source == "stream" else running)
     expected = oracle.SOURCES[routing.variant](s, e, outputs[:s], streams, size)
     np.testing.assert_array_equal(
       np.reshape(sources, (-1, total + 1)),
