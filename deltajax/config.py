@@ -20,7 +20,8 @@ from deltajax.routing.variants import RoutingConfig
 T = TypeVar("T")
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-REMAT = ("none", "full")
+REMAT = ("none", "dots", "full")
+SCANS = ("append_only", "plain")
 
 
 def _check_positive(config: Any, where: str, *names: str) -> None:
@@ -57,7 +58,10 @@ class ModelConfig:
     routing: how residuals are routed over depth.
     dtype: of activations and matrix products.
     param_dtype: of parameters.
-    remat: `none`, or `full` to recompute each layer in the backward pass.
+    remat: what the backward pass computes again: `none`, `dots` or `full`; see
+      `deltajax.routing.depth_scan`.
+    scan: `append_only` keeps one copy of the depth memory for the gradient;
+      `plain` keeps one for each layer, with the same values and gradients.
     init_std: standard deviation of kernels and embedding at initialisation.
     depth_attention: implementation of the depth attention; None for the best
       on the platform.
@@ -78,6 +82,7 @@ class ModelConfig:
   dtype: str = "bfloat16"
   param_dtype: str = "float32"
   remat: str = "none"
+  scan: str = "append_only"
   init_std: float = 0.02
   depth_attention: str | None = None
 
@@ -92,6 +97,7 @@ class ModelConfig:
     check_name("model.dtype", self.dtype, DTYPES)
     check_name("model.param_dtype", self.param_dtype, DTYPES)
     check_name("model.remat", self.remat, REMAT)
+    check_name("model.scan", self.scan, SCANS)
     if self.num_heads % self.num_kv_heads:
       raise ConfigError(
         f"model.num_heads {self.num_heads} is not divisible by"

@@ -17,6 +17,7 @@ from deltajax.models.layers import (
   rotary_angles,
   SwiGLU,
 )
+from deltajax.routing.depth_scan import depth_scan, REMAT_POLICIES
 from deltajax.routing.memory import DepthState
 from deltajax.routing.router import CAPTURE, DepthRouter
 from deltajax.routing.schedule import build_schedule, Step
@@ -121,8 +122,9 @@ class TransformerLM(nn.Module):
     if not config.tie_embeddings:
       self.head = self._matrix("head", ("embed", "vocab"))
     layer: Any = DecoderLayer
-    if config.remat == "full":
-      layer = nn.remat(layer, prevent_cse=False)
+    layer = nn.remat(
+      layer, prevent_cse=False, policy=REMAT_POLICIES[config.remat]
+    )
     self.layers = nn.scan(
       layer,
       variable_axes={"params": 0, CAPTURE: 0},
@@ -180,12 +182,32 @@ class TransformerLM(nn.Module):
     )
     embedded_BxTxD = self.embedding[tokens_BxT].astype(config.dtype)
     state = DepthState.create(embedded_BxTxD, self.schedule)
-    steps = jax.tree.map(jnp.asarray, self.schedule.by_layer())
-    state, _ = self.layers(state, steps, angles_BxTxP, segment_ids)
+    state = self._run_layers(state, (angles_BxTxP, segment_ids))
     final_BxTxD = state.stream_BxTxD
     if self.schedule.final is not None:
       final_BxTxD = self.final_router(state, self.schedule.final)[0]
     return self.final_norm(final_BxTxD)
+
+  def _run_layers(self, state: DepthState, consts: Any) -> DepthState:
+    """The plain scan declares parameters and captures; else `depth_scan`."""
+    config = self.config
+    if (
+      config.scan == "plain"
+      or self.is_initializing()
+      or self.is_mutable_collection(CAPTURE)
+    ):
+      steps = jax.tree.map(jnp.asarray, self.schedule.by_layer())
+      return self.layers(state, steps, *consts)[0]
+
+    layer = DecoderLayer(config, parent=None)
+
+    def apply_layer(params, state, steps, consts):
+      return layer.apply({"params": params}, state, steps, *consts)[0]
+
+    params = nn.meta.unbox(self.layers.variables["params"])
+    return depth_scan(
+      apply_layer, params, state, self.schedule, consts, config.remat
+    )
 
   def _matrix(self, name: str, axes: tuple[str, str]) -> jax.Array:
     config = self.config
