@@ -174,6 +174,37 @@ class OptimizerConfig:
 
 
 @typed_config
+class MeshConfig:
+  """Sizes of the mesh of devices; one of them may be -1: what is left.
+
+  Attributes:
+    data: copies of the model, each with its share of the batch; the axis that
+      is split over slices of a multi-slice run.
+    fsdp: shards of parameters and optimizer state, and of the batch.
+    tensor: shards of heads, mlp and vocabulary.
+    context: shards of the sequence.
+  """
+
+  data: int = -1
+  fsdp: int = 1
+  tensor: int = 1
+  context: int = 1
+
+  def __post_init__(self) -> None:
+    sizes = dataclasses.asdict(self)
+    for name, size in sizes.items():
+      if size < 1 and size != -1:
+        raise ConfigError(
+          f"mesh.{name} is {size}; it must be positive, or -1 for what is left."
+        )
+    unknown = [name for name, size in sizes.items() if size == -1]
+    if len(unknown) > 1:
+      raise ConfigError(
+        f"mesh sizes {' and '.join(unknown)} are -1; only one can be."
+      )
+
+
+@typed_config
 class TrainingConfig:
   """Length, batch and bookkeeping of a run.
 
@@ -230,12 +261,14 @@ class RunConfig:
     data: what it reads.
     optimizer: how it learns.
     training: for how long, and what is written down.
+    mesh: of devices.
   """
 
   model: ModelConfig
   data: DataConfig = DataConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
+  mesh: MeshConfig = MeshConfig()
 
   def __post_init__(self) -> None:
     if not self.model.norm_eps:

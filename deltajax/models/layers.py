@@ -12,6 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from deltajax.config import ModelConfig
+from deltajax.routing.sharding import constrain
 
 
 class RMSNorm(nn.Module):
@@ -140,12 +141,16 @@ class Attention(nn.Module):
     if config.qk_norm:
       query = self._head_norm("query_norm")(query)
       key = self._head_norm("key_norm")(key)
+    # Every query needs all keys: keys and values are gathered over `sequence`.
+    whole = ("batch", None, "kv_heads", "head_dim")
+    heads = ("batch", "sequence", "heads", "head_dim")
     mixed_BxTxHxC = causal_attention(
-      rotate(query, angles_BxTxP),
-      rotate(key, angles_BxTxP),
-      value,
+      constrain(rotate(query, angles_BxTxP), *heads),
+      constrain(rotate(key, angles_BxTxP), *whole),
+      constrain(value, *whole),
       segment_ids_BxT,
     )
+    mixed_BxTxHxC = constrain(mixed_BxTxHxC, *heads)
     return dense(
       config, "output", config.width, ("heads", "head_dim", "embed"), (-2, -1)
     )(mixed_BxTxHxC)
@@ -175,7 +180,9 @@ class SwiGLU(nn.Module):
     into, out = ("embed", "mlp"), ("mlp", "embed")
     gate_BxTxF = dense(config, "gate", config.mlp_width, into)(x_BxTxD)
     up_BxTxF = dense(config, "up", config.mlp_width, into)(x_BxTxD)
-    hidden_BxTxF = nn.silu(gate_BxTxF) * up_BxTxF
+    hidden_BxTxF = constrain(
+      nn.silu(gate_BxTxF) * up_BxTxF, "batch", "sequence", "mlp"
+    )
     return dense(config, "down", config.width, out)(hidden_BxTxF)
 
 

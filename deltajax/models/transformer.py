@@ -21,6 +21,7 @@ from deltajax.routing.depth_scan import depth_scan, REMAT_POLICIES
 from deltajax.routing.memory import DepthState
 from deltajax.routing.router import CAPTURE, DepthRouter
 from deltajax.routing.schedule import build_schedule, Step
+from deltajax.routing.sharding import constrain
 from deltajax.routing.validation import ConfigError
 from deltajax.routing.variants import Roles
 
@@ -180,7 +181,13 @@ class TransformerLM(nn.Module):
     angles_BxTxP = rotary_angles(
       positions, config.head_dim, config.rope_theta, config.dtype
     )
-    embedded_BxTxD = self.embedding[tokens_BxT].astype(config.dtype)
+    # Rows are looked up whole: width is gathered first, as for any kernel.
+    embedding_VxD = constrain(
+      self.embedding.astype(config.dtype), "vocab", "features"
+    )
+    embedded_BxTxD = constrain(
+      embedding_VxD[tokens_BxT], "batch", "sequence", "features"
+    )
     state = DepthState.create(embedded_BxTxD, self.schedule)
     state = self._run_layers(state, (angles_BxTxP, segment_ids))
     final_BxTxD = state.stream_BxTxD

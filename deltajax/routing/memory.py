@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from deltajax.routing.schedule import Schedule, Step
+from deltajax.routing.sharding import constrain
 
 # Name of the memory for `jax.checkpoint` policies.
 MEMORY_NAME = "depth_memory"
@@ -39,7 +40,7 @@ class DepthMemory:
     slots = jnp.zeros(shape, embedding_BxTxD.dtype)
     if schedule.slot_names[:1] == ("e",):
       slots = slots.at[0].set(embedding_BxTxD)
-    return cls(slots)
+    return cls(constrain(slots, "slots", "batch", "sequence", "features"))
 
   def newest(self, slot: jax.Array) -> jax.Array:
     """The source just before `slot`."""
@@ -112,6 +113,7 @@ class DepthState:
       appends: `Variant.appends`, what becomes a source when a block closes.
     """
     output_BxTxD = output_BxTxD.astype(self.stream_BxTxD.dtype)
+    output_BxTxD = constrain(output_BxTxD, "batch", "sequence", "features")
     moved = DepthState(
       memory=self.memory,
       stream_BxTxD=self.stream_BxTxD + output_BxTxD,

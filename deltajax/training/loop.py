@@ -18,6 +18,7 @@ from deltajax.data.pipeline import (
   validation_batches,
 )
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
+from deltajax.training.mesh import place_batch
 from deltajax.training.metrics import MetricsWriter, Progress
 from deltajax.training.run_directory import RunDirectory
 from deltajax.training.step import Batch, Trainer, TrainState
@@ -123,7 +124,7 @@ def train(
     data.train, batch_size=training.batch_size, seed=training.seed
   )
   trainer = Trainer(config)
-  abstract_state = jax.eval_shape(trainer.init)
+  abstract_state = trainer.abstract_state()
   for line in summary(config, data, abstract_state.params):
     log(line)
   directory.claim(config)
@@ -137,7 +138,7 @@ def train(
       state = restored.state
       log(f"resumed after {step} of {training.steps} updates")
     else:
-      state = jax.jit(trainer.init)()
+      state = trainer.compiled_init()
     last_step = min(training.stop_after or training.steps, training.steps)
     with MetricsWriter(directory, step) as writer:
       session = _Session(
@@ -173,7 +174,7 @@ class _Session:
     self._writer = writer
     self._progress = progress
     self._log = log
-    self._update = jax.jit(trainer.update, donate_argnums=0)
+    self._update = trainer.jit_update()
     self._loss = jax.jit(trainer.loss)
     self.validation: dict[str, float] = {}
 
@@ -184,7 +185,8 @@ class _Session:
     training = self._trainer.config.training
     pending = None
     while step < last_step:
-      state, metrics = self._update(state, next(batches))
+      batch = place_batch(self._trainer.sharding, next(batches))
+      state, metrics = self._update(state, batch)
       step += 1
       # Metrics are read one update late, so that the device never waits.
       if pending is not None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from deltajax.models.transformer import output_logits
+from deltajax.routing.sharding import constrain
 
 # Logits of one tile: 64 Mi elements, 256 MiB in float32.
 _TILE_ELEMENTS = 2**26
@@ -63,17 +64,23 @@ def token_loss(
     pad = [(0, 0)] * x.ndim
     pad[1] = (0, num_tiles * tile_length - length)
     x = jnp.pad(x, pad)
-    x = x.reshape(batch, num_tiles, tile_length, *x.shape[2:])
-    return jnp.moveaxis(x, 1, 0)
+    # A tile takes every num_tiles-th position, so that each shard of a split
+    # sequence has its part of every tile.
+    x = x.reshape(batch, tile_length, num_tiles, *x.shape[2:])
+    return jnp.moveaxis(x, 2, 0)
 
   @jax.checkpoint
   def add_tile(sums, tile):
     hidden_BxLxD, targets_BxL, mask_BxL = tile
-    logits_BxLxV = output_logits(hidden_BxLxD, head_DxV)
+    logits_BxLxV = constrain(
+      output_logits(hidden_BxLxD, head_DxV), "batch", "sequence", "vocab"
+    )
     log_z_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
-    target_logit_BxL = jnp.take_along_axis(
-      logits_BxLxV, targets_BxL[..., None], axis=-1
-    )[..., 0]
+    # A masked sum, not a gather, which would bring a split vocabulary together.
+    ids_V = jnp.arange(head_DxV.shape[1])
+    target_logit_BxL = jnp.sum(
+      jnp.where(ids_V == targets_BxL[..., None], logits_BxLxV, 0), axis=-1
+    )
     new = LossSums(
       loss=jnp.sum(jnp.where(mask_BxL, log_z_BxL - target_logit_BxL, 0)),
       z_loss=jnp.sum(jnp.where(mask_BxL, jnp.square(log_z_BxL), 0)),

@@ -22,6 +22,10 @@ MUTABLE = frozenset(
     "training.checkpoint_every",
     "training.keep_checkpoints",
     "data.data_dir",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "mesh.context",
   }
 )
 

@@ -15,7 +15,9 @@ import optax
 from deltajax.config import RunConfig
 from deltajax.data.packing import target_mask
 from deltajax.models.transformer import output_head, TransformerLM
+from deltajax.routing.sharding import Sharding, use_sharding
 from deltajax.training.loss import LossSums, token_loss
+from deltajax.training.mesh import make_sharding, state_shardings
 from deltajax.training.optimizer import (
   learning_rate_schedule,
   make_optimizer,
@@ -45,11 +47,13 @@ class Trainer:
 
   Attributes:
     config: of the run.
+    sharding: the mesh that everything is compiled for, with its rules.
     model: its model.
   """
 
-  def __init__(self, config: RunConfig):
+  def __init__(self, config: RunConfig, sharding: Sharding | None = None):
     self.config = config
+    self.sharding = sharding or make_sharding(config)
     self.model = TransformerLM(config.model)
     steps = config.training.steps
     self._optimizer = make_optimizer(config.optimizer, steps)
@@ -61,31 +65,55 @@ class Trainer:
     The same seed gives the same values to every parameter that two variants
     share.
     """
-    key = jax.random.key(self.config.training.seed)
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    params = nn.meta.unbox(self.model.init(key, tokens))["params"]
+    params = nn.meta.unbox(self._boxed_params())
     return TrainState(
       step=jnp.int32(0),
       params=params,
       opt_state=self._optimizer.init(params),
     )
 
+  def abstract_state(self) -> TrainState:
+    """Shapes, dtypes and shardings of the state; nothing is computed."""
+    state = jax.eval_shape(self.init)
+    boxed = jax.eval_shape(self._boxed_params)
+    shardings = state_shardings(self.sharding, boxed, state)
+    return jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=sharding
+      ),
+      state,
+      shardings,
+    )
+
+  def compiled_init(self) -> TrainState:
+    """`init`, run where the state lies: no device ever holds all of it."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    return jax.jit(self.init, out_shardings=shardings)()
+
+  def jit_update(self) -> Any:
+    """`update`, jitted; the old state is given up."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    return jax.jit(
+      self.update, donate_argnums=0, out_shardings=(shardings, None)
+    )
+
   def loss(self, params: Any, batch: Batch) -> LossSums:
     """Sums of the next-token loss over a batch of packed rows."""
     inputs = {name: x[:, :-1] for name, x in batch.items()}
-    hidden_BxTxD: Any = self.model.apply(
-      {"params": params},
-      inputs["tokens"],
-      segment_ids=inputs["segment_ids"],
-      positions=inputs["positions"],
-      method="hidden",
-    )
-    return token_loss(
-      hidden_BxTxD,
-      output_head(self.config.model, params),
-      batch["tokens"][:, 1:],
-      target_mask(batch["segment_ids"]),
-    )
+    with use_sharding(self.sharding):
+      hidden_BxTxD: Any = self.model.apply(
+        {"params": params},
+        inputs["tokens"],
+        segment_ids=inputs["segment_ids"],
+        positions=inputs["positions"],
+        method="hidden",
+      )
+      return token_loss(
+        hidden_BxTxD,
+        output_head(self.config.model, params),
+        batch["tokens"][:, 1:],
+        target_mask(batch["segment_ids"]),
+      )
 
   def update(
     self, state: TrainState, batch: Batch
@@ -113,9 +141,11 @@ class Trainer:
       gradient = jax.tree.map(jnp.add, gradient, new)
       return (gradient, sums + new_sums), None
 
+    # Micro-batch i has rows i, i + count, ...: of every device's rows its part.
     count = training.accumulation
     micro_batches = {
-      name: x.reshape(count, -1, *x.shape[1:]) for name, x in batch.items()
+      name: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)
+      for name, x in batch.items()
     }
     zero = jax.tree.map(jnp.zeros_like, state.params)
     no_loss = LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
@@ -138,3 +168,7 @@ class Trainer:
       opt_state=opt_state,
     )
     return new_state, metrics
+
+  def _boxed_params(self) -> Any:
+    key = jax.random.key(self.config.training.seed)
+    return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]

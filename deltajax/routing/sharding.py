@@ -1,0 +1,74 @@
+"""Which mesh a program is traced for, and what its axes stand for.
+
+Arrays are constrained by the logical names of their axes. Without a mesh,
+constraints do nothing, so that models and routing never ask whether there is
+one.
+"""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import contextvars
+import dataclasses
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from deltajax.routing.validation import check_name
+
+MeshAxes = str | tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+  """A mesh, and the mesh axes that each logical axis is split over.
+
+  Attributes:
+    mesh: of devices.
+    rules: logical axis -> mesh axes; None for an axis that stays whole.
+  """
+
+  mesh: Mesh
+  rules: Mapping[str, MeshAxes]
+
+  def named(self, *axes: str | None) -> NamedSharding:
+    """The sharding of an array with these logical axes; None stays whole."""
+    for axis in axes:
+      if axis is not None:
+        check_name("logical axis", axis, self.rules)
+    spec = PartitionSpec(
+      *(None if axis is None else self.rules[axis] for axis in axes)
+    )
+    return NamedSharding(self.mesh, spec)
+
+
+_active: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
+  "sharding", default=None
+)
+
+
+def active_sharding() -> Sharding | None:
+  """The sharding that is traced for, if any."""
+  return _active.get()
+
+
+@contextlib.contextmanager
+def use_sharding(sharding: Sharding) -> Iterator[None]:
+  """Constraints inside of this context refer to `sharding`."""
+  token = _active.set(sharding)
+  try:
+    yield
+  finally:
+    _active.reset(token)
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Constrains an array by the logical names of its axes.
+
+  Args:
+    x: an array.
+    *axes: a name for each axis, None for one that stays whole.
+  """
+  sharding = _active.get()
+  if sharding is None:
+    return x
+  return jax.lax.with_sharding_constraint(x, sharding.named(*axes))

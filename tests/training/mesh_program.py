@@ -1,0 +1,92 @@
+"""Run in a process with 8 CPU devices: every mesh does what one device does."""
+
+import sys
+
+import chex
+import jax
+import numpy as np
+
+from deltajax.config import (
+  MeshConfig,
+  ModelConfig,
+  OptimizerConfig,
+  RoutingConfig,
+  RunConfig,
+  TrainingConfig,
+)
+from deltajax.training.mesh import make_sharding, place_batch
+from deltajax.training.step import Trainer
+
+MESHES = ((8, 1, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1), (1, 2, 2, 2), (2, 2, 1, 2))
+VARIANTS = (
+  *("standard", "delta_block", "delta", "attnres_block"),
+  "rd_delta_block",
+)
+
+
+def run_config(variant, mesh):
+  data, fsdp, tensor, context = mesh
+  return RunConfig(
+    model=ModelConfig(
+      vocab_size=32,
+      width=16,
+      num_layers=4,
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=8,
+      mlp_width=32,
+      dtype="float32",
+      remat="full",
+      routing=RoutingConfig(
+        variant=variant,
+        num_blocks=2,
+        query_init_std=0.0 if variant == "standard" else 0.5,
+      ),
+    ),
+    # A large epsilon: updates are smooth in the gradient, not its sign.
+    optimizer=OptimizerConfig(learning_rate=0.1, warmup_steps=0, eps=1e-3),
+    training=TrainingConfig(batch_size=16, accumulation=2, z_loss=1e-3),
+    mesh=MeshConfig(data=data, fsdp=fsdp, tensor=tensor, context=context),
+  )
+
+
+def random_rows():
+  rng = np.random.default_rng(0)
+  shape = (16, 17)
+  segments = np.sort(rng.integers(0, 4, shape), axis=1)[:, ::-1]
+  return {
+    "tokens": rng.integers(0, 32, shape).astype(np.int32),
+    "segment_ids": np.ascontiguousarray(segments).astype(np.int32),
+    "positions": np.broadcast_to(np.arange(17, dtype=np.int32), shape),
+  }
+
+
+def two_updates(config, devices):
+  sharding = make_sharding(config, devices)
+  trainer = Trainer(config, sharding)
+  state = trainer.compiled_init()
+  update = trainer.jit_update()
+  losses = []
+  for _ in range(2):
+    state, metrics = update(state, place_batch(sharding, random_rows()))
+    losses.append(float(metrics["train/loss"]))
+  layout = jax.tree.map(lambda x: x.sharding, state)
+  assert layout == jax.tree.map(lambda x: x.sharding, trainer.abstract_state())
+  return losses, jax.device_get(state.params)
+
+
+def main(variants):
+  assert len(jax.devices()) == 8
+  for variant in variants:
+    one = run_config(variant, (1, 1, 1, 1))
+    losses, params = two_updates(one, jax.devices()[:1])
+    for mesh in MESHES:
+      config = run_config(variant, mesh)
+      mesh_losses, mesh_params = two_updates(config, jax.devices())
+      np.testing.assert_allclose(mesh_losses, losses, rtol=1e-5)
+      chex.assert_trees_all_close(mesh_params, params, rtol=1e-5, atol=1e-5)
+      print("equal", variant, *mesh, flush=True)
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:] or VARIANTS)
