@@ -205,6 +205,53 @@ class MeshConfig:
 
 
 @typed_config
+class HostsConfig:
+  """How the hosts of a run find each other.
+
+  Attributes:
+    cluster: `auto` starts the distributed runtime where the environment says
+      that there are several hosts (TPU pod, Slurm, JAX_COORDINATOR_ADDRESS);
+      `none` never does; `explicit` uses the fields below.
+    coordinator: `address:port` of host 0.
+    count: hosts of the run.
+    index: this host, from 0.
+  """
+
+  cluster: str = "auto"
+  coordinator: str | None = None
+  count: int | None = None
+  index: int | None = None
+
+  def __post_init__(self) -> None:
+    check_name("hosts.cluster", self.cluster, ("auto", "none", "explicit"))
+    fields = {
+      "coordinator": self.coordinator,
+      "count": self.count,
+      "index": self.index,
+    }
+    given = [name for name, value in fields.items() if value is not None]
+    if self.cluster != "explicit":
+      if given:
+        raise ConfigError(
+          f"hosts.{given[0]} is for hosts.cluster 'explicit', not"
+          f" {self.cluster!r}."
+        )
+      return
+    missing = sorted(set(fields) - set(given))
+    if missing:
+      raise ConfigError(
+        f"hosts.cluster 'explicit' needs hosts.{', hosts.'.join(missing)} too."
+      )
+    assert self.count is not None
+    assert self.index is not None
+    if not 0 <= self.index < self.count:
+      raise ConfigError(
+        f"hosts.index is {self.index}; of {self.count} hosts it must be 0 to"
+        f" {self.count - 1}."
+      )
+
+
+@typed_config
 class TrainingConfig:
   """Length, batch and bookkeeping of a run.
 
@@ -262,6 +309,7 @@ class RunConfig:
     optimizer: how it learns.
     training: for how long, and what is written down.
     mesh: of devices.
+    hosts: how several hosts find each other.
   """
 
   model: ModelConfig
@@ -269,6 +317,7 @@ class RunConfig:
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
   mesh: MeshConfig = MeshConfig()
+  hosts: HostsConfig = HostsConfig()
 
   def __post_init__(self) -> None:
     if not self.model.norm_eps:

@@ -18,10 +18,12 @@ from deltajax.data.pipeline import (
   validation_batches,
 )
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
+from deltajax.training import hosts
 from deltajax.training.mesh import place_batch
-from deltajax.training.metrics import MetricsWriter, Progress
+from deltajax.training.metrics import metrics_writer, MetricsWriter, Progress
 from deltajax.training.run_directory import RunDirectory
 from deltajax.training.step import Batch, Trainer, TrainState
+from deltajax.training.summary import summary
 
 
 class NonFiniteError(RuntimeError):
@@ -116,18 +118,31 @@ def train(
       anything is compiled or written.
     NonFiniteError: if the loss or gradient stops being finite.
   """
+  hosts.start(config.hosts, log)
+  if not hosts.is_main_host():
+    log = _say_nothing
   directory = RunDirectory(workdir)
   directory.check(config)
+  trainer = Trainer(config)
   data = load_data(config)
   training = config.training
-  batches = train_iterator(
-    data.train, batch_size=training.batch_size, seed=training.seed
+  shard, num_shards = hosts.rows_of_this_host(
+    trainer.sharding, training.batch_size
   )
-  trainer = Trainer(config)
+  batches = train_iterator(
+    data.train,
+    batch_size=training.batch_size,
+    seed=training.seed,
+    shard_index=shard,
+    num_shards=num_shards,
+  )
   abstract_state = trainer.abstract_state()
-  for line in summary(config, data, abstract_state.params):
+  for line in summary(
+    config, trainer.sharding, data.train, abstract_state.params
+  ):
     log(line)
-  directory.claim(config)
+  if hosts.is_main_host():
+    directory.claim(config)
 
   with Checkpoints(directory.checkpoints, training.keep_checkpoints) as saved:
     step = saved.latest_step() or 0
@@ -140,7 +155,7 @@ def train(
     else:
       state = trainer.compiled_init()
     last_step = min(training.stop_after or training.steps, training.steps)
-    with MetricsWriter(directory, step) as writer:
+    with metrics_writer(directory, step) as writer:
       session = _Session(
         trainer, data, saved, writer, Progress(step, last_step), log
       )
@@ -203,15 +218,23 @@ class _Session:
           self._writer.write(step, self.validation)
         if saves:
           self._save(step, state, batches)
-        self._progress.skip()
+        self._progress.skip(step)
     return state
 
   def validate(self, state: TrainState) -> dict[str, float]:
     """Loss in nats per token and bits per byte on the fixed validation set."""
     bytes_per_token = np.asarray(self._data.tokenizer.bytes_per_token)
+    sharding = self._trainer.sharding
+    shard, num_shards = hosts.rows_of_this_host(
+      sharding, len(self._data.validation[0]["tokens"])
+    )
     loss = tokens = num_bytes = 0.0
     for batch in self._data.validation:
-      sums = self._loss(state.params, batch)
+      rows = len(batch["tokens"]) // num_shards
+      own = {
+        name: x[shard * rows : (shard + 1) * rows] for name, x in batch.items()
+      }
+      sums = self._loss(state.params, place_batch(sharding, own))
       mask = target_mask(batch["segment_ids"])
       loss += float(sums.loss)
       tokens += float(sums.tokens)
@@ -252,6 +275,10 @@ class _Session:
     self._saved.save(step, state, position, to_dict(self._trainer.config))
 
 
+def _say_nothing(line: str) -> None:
+  del line
+
+
 def _check_data(position: dict[str, Any], train: PackedSequences) -> None:
   if position["fingerprint"] != train.fingerprint:
     raise ConfigError(
@@ -260,31 +287,3 @@ def _check_data(position: dict[str, Any], train: PackedSequences) -> None:
       f" {train.fingerprint[:12]} now. Was the data set built again, by"
       " another Python?"
     )
-
-
-def summary(config: RunConfig, data: RunData, params: Any) -> list[str]:
-  """Lines that say what is about to run.
-
-  Args:
-    config: of the run.
-    data: what it reads.
-    params: parameters, or their ShapeDtypeStructs.
-  """
-  sizes = {"routing": 0, "model": 0}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    routed = any("router" in str(key) for key in path)
-    sizes["routing" if routed else "model"] += leaf.size
-  total = sum(sizes.values())
-  model, routing, training = config.model, config.model.routing, config.training
-  devices = jax.devices()
-  return [
-    f"model     {routing.variant}, {model.num_layers} layers, width"
-    f" {model.width}, {total:,} parameters, {sizes['routing']:,} of them"
-    f" routing ({sizes['routing'] / total:.2%})",
-    f"devices   {len(devices)} x {devices[0].device_kind}"
-    f" ({devices[0].platform}), compute in {model.dtype}",
-    f"data      {config.data.dataset}: {data.train.num_tokens:,} tokens in"
-    f" {data.train.num_documents:,} documents",
-    f"training  {training.steps} updates of {training.batch_size} x"
-    f" {config.data.sequence_length} tokens, seed {training.seed}",
-  ]

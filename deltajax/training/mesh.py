@@ -172,7 +172,7 @@ def place_batch(
 
   Args:
     sharding: of the run.
-    batch: this host's rows: B / number of hosts.
+    batch: the rows that this host's devices hold.
   """
   rows = sharding.named("batch", None)
   return {

@@ -5,10 +5,24 @@ import json
 import time
 from typing import Any
 
+from deltajax.training import hosts
 from deltajax.training.run_directory import RunDirectory
 
 
 class MetricsWriter:
+  """Takes metrics and keeps none: that of hosts that do not write."""
+
+  def __enter__(self) -> "MetricsWriter":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    pass
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Takes the values of one line."""
+
+
+class FileMetricsWriter(MetricsWriter):
   """Appends metrics to metrics.jsonl and TensorBoard.
 
   Lines of updates that a resumed run will do again are dropped on opening, so
@@ -34,9 +48,6 @@ class MetricsWriter:
       str(directory.tensorboard), purge_step=step + 1
     )
 
-  def __enter__(self) -> "MetricsWriter":
-    return self
-
   def __exit__(self, *unused: object) -> None:
     self._file.close()
     self._tensorboard.close()
@@ -48,6 +59,18 @@ class MetricsWriter:
     self._file.flush()
     for name, value in numbers.items():
       self._tensorboard.add_scalar(name, value, step)
+
+
+def metrics_writer(directory: RunDirectory, step: int) -> MetricsWriter:
+  """The writer of this host: one host writes.
+
+  Args:
+    directory: of the run.
+    step: updates that are completed.
+  """
+  if hosts.is_main_host():
+    return FileMetricsWriter(directory, step)
+  return MetricsWriter()
 
 
 class Progress:
@@ -75,9 +98,9 @@ class Progress:
     """Adds the tokens of an update to the current window."""
     self._tokens += tokens
 
-  def skip(self) -> None:
-    """Leaves out the time since the last line: validation, checkpoints."""
-    self._seen_time = self._clock()
+  def skip(self, step: int) -> None:
+    """Starts measuring again: leaves out validation and checkpoints."""
+    self._seen_step, self._seen_time = step, self._clock()
     self._tokens = 0.0
 
   def rates(self, step: int) -> tuple[float, float]:

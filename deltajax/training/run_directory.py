@@ -13,19 +13,17 @@ from deltajax.config import (
   to_dict,
 )
 
-# Fields that may change between the sessions of one run.
+# Fields, and whole sections, that may change between the sessions of one run.
 MUTABLE = frozenset(
   {
+    "hosts",
+    "mesh",
     "training.stop_after",
     "training.log_every",
     "training.eval_every",
     "training.checkpoint_every",
     "training.keep_checkpoints",
     "data.data_dir",
-    "mesh.data",
-    "mesh.fsdp",
-    "mesh.tensor",
-    "mesh.context",
   }
 )
 
@@ -86,7 +84,7 @@ class RunDirectory:
     changed = {
       name: values
       for name, values in differences(self.load_config(), config).items()
-      if name not in MUTABLE
+      if name not in MUTABLE and name.split(".")[0] not in MUTABLE
     }
     if changed:
       lines = [

@@ -11,6 +11,8 @@ from deltajax.checkpoints.manager import Checkpoints
 from deltajax.config import (
   ConfigError,
   DataConfig,
+  HostsConfig,
+  MeshConfig,
   ModelConfig,
   OptimizerConfig,
   RoutingConfig,
@@ -23,8 +25,19 @@ from deltajax.training.run_directory import RunDirectory
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def tiny_config(corpus, *, model=None, data=None, optimizer=None, **training):
+def tiny_config(
+  corpus,
+  *,
+  model=None,
+  data=None,
+  optimizer=None,
+  mesh=None,
+  hosts=None,
+  **training,
+):
   return RunConfig(
+    mesh=mesh or MeshConfig(),
+    hosts=hosts or HostsConfig(),
     model=ModelConfig(
       **{
         "vocab_size": 259,

@@ -1,0 +1,48 @@
+"""What is about to run, on one screen."""
+
+from typing import Any
+
+import jax
+
+from deltajax.config import RunConfig
+from deltajax.data.packing import PackedSequences
+from deltajax.routing.sharding import Sharding
+from deltajax.training.mesh import AXES
+
+
+def summary(
+  config: RunConfig, sharding: Sharding, train: PackedSequences, params: Any
+) -> list[str]:
+  """Lines that say what is about to run.
+
+  Args:
+    config: of the run.
+    sharding: of the run.
+    train: the rows that it learns from.
+    params: parameters, or their ShapeDtypeStructs.
+  """
+  sizes = {"routing": 0, "model": 0}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    routed = any("router" in str(key) for key in path)
+    sizes["routing" if routed else "model"] += leaf.size
+  total = sum(sizes.values())
+  model, routing, training = config.model, config.model.routing, config.training
+  devices = sharding.mesh.devices
+  device = devices.flat[0]
+  axes = ", ".join(
+    f"{axis} {size}" for axis, size in zip(AXES, devices.shape, strict=True)
+  )
+  return [
+    f"host      {jax.process_index()} of {jax.process_count()}",
+    f"devices   {devices.size} x {device.device_kind} ({device.platform});"
+    f" mesh {axes}",
+    f"model     {routing.variant}, {model.num_layers} layers, width"
+    f" {model.width}, {total:,} parameters, {sizes['routing']:,} of them"
+    f" routing ({sizes['routing'] / total:.2%})",
+    f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan,"
+    f" depth attention {model.depth_attention or 'xla'}",
+    f"data      {config.data.dataset}: {train.num_tokens:,} tokens in"
+    f" {train.num_documents:,} documents",
+    f"training  {training.steps} updates of {training.batch_size} x"
+    f" {config.data.sequence_length} tokens, seed {training.seed}",
+  ]
