@@ -15,6 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	@python="$$(bash .ci/find_python $(PYTHON))" || exit 1; \
 	echo "setup: $(VENV) with $$python"; \
 	"$$python" -m venv --clear $(VENV)
+	@echo "setup: installing packages, a minute or two"
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -39,7 +39,7 @@ def get_config() -> RunConfig:
       batch_size=8,
       log_every=20,
       eval_every=200,
-      eval_batches=32,
+      eval_sequences=256,
       checkpoint_every=200,
     ),
   )

@@ -265,7 +265,7 @@ class TrainingConfig:
     z_loss: weight of the squared log-normaliser.
     log_every: updates between lines of metrics.
     eval_every: updates between validations.
-    eval_batches: batches of the fixed validation set.
+    eval_sequences: rows of the fixed validation set.
     checkpoint_every: updates between checkpoints.
     keep_checkpoints: how many of the newest checkpoints are kept.
   """
@@ -278,7 +278,7 @@ class TrainingConfig:
   z_loss: float = 0.0
   log_every: int = 10
   eval_every: int = 500
-  eval_batches: int = 16
+  eval_sequences: int = 256
   checkpoint_every: int = 500
   keep_checkpoints: int = 3
 
@@ -287,7 +287,7 @@ class TrainingConfig:
       self,
       "training",
       *("steps", "batch_size", "accumulation", "log_every", "eval_every"),
-      *("eval_batches", "checkpoint_every", "keep_checkpoints"),
+      *("eval_sequences", "checkpoint_every", "keep_checkpoints"),
     )
     _check_not_negative(self, "training", "z_loss")
     if self.stop_after is not None:
@@ -320,6 +320,23 @@ class RunConfig:
   hosts: HostsConfig = HostsConfig()
 
   def __post_init__(self) -> None:
+    if self.model.param_dtype not in ("float32", "float64"):
+      raise ConfigError(
+        f"model.param_dtype is {self.model.param_dtype}; small updates would"
+        " be rounded away. Train with float32 parameters, and model.dtype"
+        " bfloat16 for speed."
+      )
+    if self.model.dtype == "float16":
+      raise ConfigError(
+        "model.dtype is float16; its gradients underflow without loss scaling,"
+        " which is not here. Train with bfloat16 or float32."
+      )
+    stop_after = self.training.stop_after
+    if stop_after is not None and stop_after > self.training.steps:
+      raise ConfigError(
+        f"training.stop_after {stop_after} is beyond training.steps"
+        f" {self.training.steps}."
+      )
     if not self.model.norm_eps:
       raise ConfigError(
         "model.norm_eps is 0, with which norms of zero vectors have no"

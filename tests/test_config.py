@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from deltajax.config import (
@@ -90,6 +91,50 @@ MODEL = {
 def test_bad_options_are_named_with_a_remedy(make, message):
   with pytest.raises(ConfigError, match=message):
     make()
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda: RoutingConfig(num_blocks=2.5), "num_blocks is 2.5; .* int"),
+    (lambda: RoutingConfig(heads=True), "heads is True; it must be int"),
+    (lambda: RoutingConfig(null_source=1), "null_source is 1; it must be bool"),
+    (lambda: RoutingConfig(key_dim="8"), r"key_dim is '8'; .* int \| None"),
+    (
+      lambda: OptimizerConfig(learning_rate=float("nan")),
+      "learning_rate is nan; it must be a finite float",
+    ),
+    (lambda: OptimizerConfig(eps="1e-8"), "eps is '1e-8'"),
+    (lambda: ModelConfig(**MODEL, routing="delta"), "routing is 'delta'"),
+    (
+      lambda: RunConfig(model=ModelConfig(**MODEL, param_dtype="bfloat16")),
+      "param_dtype is bfloat16; small updates would be rounded away",
+    ),
+    (
+      lambda: RunConfig(model=ModelConfig(**MODEL, dtype="float16")),
+      "float16; its gradients underflow",
+    ),
+    (
+      lambda: RunConfig(model=ModelConfig(**MODEL, norm_eps=0.0)),
+      "norm_eps is 0",
+    ),
+    (
+      lambda: RunConfig(
+        model=ModelConfig(**MODEL),
+        training=TrainingConfig(stop_after=20_000),
+      ),
+      "stop_after 20000 is beyond training.steps 10000",
+    ),
+  ],
+)
+def test_values_of_the_wrong_kind_are_named(make, message):
+  with pytest.raises(ConfigError, match=message):
+    make()
+
+
+def test_whole_numbers_are_fine_where_fractions_are():
+  assert OptimizerConfig(weight_decay=0).weight_decay == 0
+  assert RoutingConfig(num_blocks=np.int64(2)).num_blocks == 2
 
 
 def test_blocks_do_not_matter_to_variants_without_them():

@@ -7,7 +7,8 @@ import pytest
 
 from deltajax.routing.variants import VARIANTS
 
-README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_table_lists_every_variant_and_no_other():
@@ -23,3 +24,10 @@ def test_python_runs(code):
   names = {}
   exec(code, names)
   assert names["logits"].shape == (2, 16, 256)
+
+
+def test_links_lead_somewhere():
+  links = re.findall(r"\]\(([^)#:]+)\)", README)
+  assert links
+  for link in links:
+    assert (ROOT / link).exists(), link

@@ -24,7 +24,7 @@ def load_config(path: str) -> RunConfig:
     ConfigError: if there is no such file, or it defines no such function.
   """
   file = pathlib.Path(path)
-  if not file.is_file():
+  if not file.is_file() or file.suffix != ".py":
     raise ConfigError(
       unknown_name("config file", path, config_files() or ["none here"])
     )
@@ -67,7 +67,8 @@ def parse_run(command: str, arguments: Sequence[str]) -> Run:
     print(f"usage: {command} CONFIG --workdir DIR [--training.steps N ...]")
     print(f"`{command} CONFIG --help` lists every option of a config file:")
     print("  " + "\n  ".join(config_files()))
-    raise SystemExit(0 if arguments[:1] == ["--help"] else USAGE_ERROR)
+    asked = arguments[:1] in (["--help"], ["-h"])
+    raise SystemExit(0 if asked else USAGE_ERROR)
   path, *rest = arguments
   config = load_config(path)
   workdir = pathlib.Path("runs") / pathlib.Path(path).stem
@@ -93,4 +94,10 @@ def main(command: Callable[[list[str]], None]) -> None:
     raise SystemExit(USAGE_ERROR) from None
   except NonFiniteError as error:
     print(f"stopped: {error}", file=sys.stderr)
+    raise SystemExit(RUN_ERROR) from None
+  except OSError as error:
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(RUN_ERROR) from None
+  except KeyboardInterrupt:
+    print("interrupted; the same command resumes the run", file=sys.stderr)
     raise SystemExit(RUN_ERROR) from None

@@ -33,6 +33,7 @@ def print_report(result: RunResult) -> None:
     max_new_tokens=SAMPLE_TOKENS,
     temperature=0.7,
     key=jax.random.key(0),
+    vocab_size=tokenizer.vocab_size,
   )
   print("\nsample:")
   print(SAMPLE_PROMPT + tokenizer.decode(np.asarray(tokens[0])))

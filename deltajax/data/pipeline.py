@@ -55,11 +55,14 @@ def load_split(
       + " A TFDS directory is given as a path with a '/'."
     )
   texts = storage.read_texts(directory, split)
-  return PackedSequences(
-    map(tokenizer.encode, texts),
-    tokenizer=tokenizer,
-    sequence_length=sequence_length,
-  )
+  try:
+    return PackedSequences(
+      map(tokenizer.encode, texts),
+      tokenizer=tokenizer,
+      sequence_length=sequence_length,
+    )
+  except ConfigError as error:
+    raise ConfigError(f"split {split!r} of {dataset}: {error}") from None
 
 
 def train_iterator(
@@ -127,29 +130,29 @@ def train_iterator(
 
 
 def validation_batches(
-  source: PackedSequences, *, batch_size: int, num_batches: int
+  source: PackedSequences, *, batch_size: int, num_rows: int
 ) -> list[Batch]:
   """Returns the batches of every evaluation, always the same ones.
 
   Args:
-    source: the rows; the first batch_size * num_batches of them, in an order
-      that never changes, are used.
+    source: the rows; the first `num_rows` of them, in an order that never
+      changes, are used, whatever the batch size.
     batch_size: B.
-    num_batches: how many batches at most; fewer if the source is used up.
+    num_rows: how many rows at most; fewer if the source is used up.
 
   Returns:
     Batches: dicts of int32 arrays [B, T+1]. The missing rows of the last batch
     are padding: segment id 0 everywhere, so no target counts.
 
   Raises:
-    ConfigError: batch_size or num_batches is below 1.
+    ConfigError: batch_size or num_rows is below 1.
   """
   _check_at_least("batch_size", batch_size, 1)
-  _check_at_least("num_batches", num_batches, 1)
+  _check_at_least("num_rows", num_rows, 1)
   # Not in stored order, so that a part of the set resembles all of it.
   # RandomState, because numpy never changes what it returns for a seed.
   order = np.random.RandomState(0).permutation(len(source))
-  order = order[: batch_size * num_batches]
+  order = order[:num_rows]
   padding = {
     name: np.zeros_like(row) for name, row in source[int(order[0])].items()
   }

@@ -4,7 +4,7 @@ Shapes: B batch, P prompt, T prompt and new tokens, V vocabulary.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ def generate(
   top_k: int | None = None,
   top_p: float | None = None,
   key: jax.Array | None = None,
+  vocab_size: int | None = None,
 ) -> jax.Array:
   """Continues prompts; returns new tokens [B, max_new_tokens].
 
@@ -41,9 +42,11 @@ def generate(
     top_k: sample from the k most likely tokens. None: from all.
     top_p: sample from the fewest tokens that have this probability together.
     key: random key; needed unless temperature is 0.
+    vocab_size: only ids below it are drawn: the tokenizer's size where the
+      model's vocabulary is padded. None: the model's.
 
   Raises:
-    ConfigError: for options out of range.
+    ConfigError: for options out of range, or prompts outside the vocabulary.
   """
   prompt_tokens = jnp.asarray(prompt_tokens, jnp.int32)
   if prompt_tokens.ndim != 2 or prompt_tokens.shape[1] < 1:
@@ -62,14 +65,33 @@ def generate(
     if temperature > 0:
       raise ConfigError("sampling needs a key; temperature=0 does not.")
     key = jax.random.key(0)
-  sample = partial(
-    sample_token, temperature=temperature, top_k=top_k, top_p=top_p
-  )
-  return _generate(model, sample, max_new_tokens, params, prompt_tokens, key)
+  size = model.config.vocab_size
+  vocab_size = size if vocab_size is None else vocab_size
+  if not 0 < vocab_size <= size:
+    raise ConfigError(f"vocab_size is {vocab_size}; the model has {size} ids.")
+  least, most = int(prompt_tokens.min()), int(prompt_tokens.max())
+  if least < 0 or most >= size:
+    raise ConfigError(
+      f"prompt ids run from {least} to {most}; the model has ids 0 to"
+      f" {size - 1}."
+    )
+  options = _Options(max_new_tokens, temperature, top_k, top_p, vocab_size)
+  return _generate(model, options, params, prompt_tokens, key)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _generate(model, sample, max_new_tokens, params, prompt_BxP, key):
+class _Options(NamedTuple):
+  """What a compiled generation depends on."""
+
+  max_new_tokens: int
+  temperature: float
+  top_k: int | None
+  top_p: float | None
+  vocab_size: int
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _generate(model, options, params, prompt_BxP, key):
+  max_new_tokens = options.max_new_tokens
   prompt_length = prompt_BxP.shape[1]
   # Causal attention never looks at what is not written yet.
   text_BxT = jnp.pad(prompt_BxP, ((0, 0), (0, max_new_tokens)))
@@ -80,7 +102,14 @@ def _generate(model, sample, max_new_tokens, params, prompt_BxP, key):
     logits_BxV = output_logits(
       hidden_BxTxD[:, position - 1], output_head(model.config, params)
     )
-    return text_BxT.at[:, position].set(sample(logits_BxV, key)), None
+    token_B = sample_token(
+      logits_BxV[:, : options.vocab_size],
+      key,
+      temperature=options.temperature,
+      top_k=options.top_k,
+      top_p=options.top_p,
+    )
+    return text_BxT.at[:, position].set(token_B), None
 
   positions = prompt_length + jnp.arange(max_new_tokens)
   keys = jax.random.split(key, max_new_tokens)

@@ -1,7 +1,7 @@
 """The parts of a Qwen3- or Llama-style transformer layer.
 
 Shapes: B batch, T queries, S keys, D width, H query heads, K key/value heads,
-G = H / K query heads per key head, C head channels, F mlp width.
+G = H / K query heads per key head, C head channels, F mlp width, U roles.
 """
 
 from typing import Any
@@ -121,20 +121,20 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(
     self,
-    inputs_KxBxTxD: jax.Array,
+    inputs_UxBxTxD: jax.Array,
     angles_BxTxP: jax.Array,
     segment_ids_BxT: jax.Array | None,
   ) -> jax.Array:
     """Returns output_BxTxD.
 
     Args:
-      inputs_KxBxTxD: normed inputs, one or two: the first feeds Q and K, the
+      inputs_UxBxTxD: normed inputs, one or two: the first feeds Q and K, the
         last feeds V.
       angles_BxTxP: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
     """
     config = self.config
-    qk_BxTxD, v_BxTxD = inputs_KxBxTxD[0], inputs_KxBxTxD[-1]
+    qk_BxTxD, v_BxTxD = inputs_UxBxTxD[0], inputs_UxBxTxD[-1]
     query = self._project("query", "heads", config.num_heads)(qk_BxTxD)
     key = self._project("key", "kv_heads", config.num_kv_heads)(qk_BxTxD)
     value = self._project("value", "kv_heads", config.num_kv_heads)(v_BxTxD)

@@ -1,6 +1,6 @@
 """The decoder: one scanned layer for every routing variant.
 
-Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs.
+Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs, U roles.
 """
 
 from typing import Any
@@ -83,21 +83,21 @@ class DecoderLayer(nn.Module):
     row = config.routing.row
     attention_step, mlp_step = (Step(*(x[i] for x in steps)) for i in (0, 1))
 
-    reads_KxBxTxD = _router(config, row.roles, "attention_router")(
+    reads_UxBxTxD = _router(config, row.roles, "attention_router")(
       state, attention_step
     )
     output_BxTxD = Attention(config, name="attention")(
-      _norm(config, "attention_norm")(reads_KxBxTxD),
+      _norm(config, "attention_norm")(reads_UxBxTxD),
       angles_BxTxP,
       segment_ids_BxT,
     )
     state = state.advance(output_BxTxD, attention_step, row.appends)
 
-    reads_KxBxTxD = _router(config, row.single_role, "mlp_router")(
+    reads_UxBxTxD = _router(config, row.single_role, "mlp_router")(
       state, mlp_step
     )
     output_BxTxD = SwiGLU(config, name="mlp")(
-      _norm(config, "mlp_norm")(reads_KxBxTxD[0])
+      _norm(config, "mlp_norm")(reads_UxBxTxD[0])
     )
     return state.advance(output_BxTxD, mlp_step, row.appends), None
 

@@ -68,7 +68,9 @@ def depth_attention(
   References:
     AttnRes, arXiv 2603.15031. Delta Attention Residuals, arXiv 2605.18855.
   """
-  if isinstance(visible, int) and not 0 <= visible <= len(memory_SxBxTxD):
+  if isinstance(visible, int | np.integer) and not 0 <= visible <= len(
+    memory_SxBxTxD
+  ):
     raise ConfigError(
       f"visible is {visible}; the memory has {len(memory_SxBxTxD)} slots."
     )
@@ -77,7 +79,7 @@ def depth_attention(
   sources = Sources(
     null_D=null_D,
     memory_SxBxTxD=memory_SxBxTxD,
-    visible=jnp.asarray(visible, jnp.int32),
+    visible=jnp.minimum(jnp.asarray(visible, jnp.int32), len(memory_SxBxTxD)),
     running_BxTxD=running_BxTxD,
     running_visible=jnp.asarray(running_visible, bool),
   )

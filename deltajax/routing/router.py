@@ -1,4 +1,8 @@
-"""The linen module that gives a sublayer what it reads."""
+"""The linen module that gives a sublayer what it reads.
+
+Shapes: B batch, T sequence, D width, K key size, R reads, H heads, U roles, N
+all sources of a read (null, slots, running).
+"""
 
 from flax import linen as nn
 import jax
@@ -42,7 +46,7 @@ class DepthRouter(nn.Module):
 
   @nn.compact
   def __call__(self, state: DepthState, step: Step) -> jax.Array:
-    """Returns inputs_KxBxTxD, one for each of the K roles.
+    """Returns inputs_UxBxTxD, one for each of the U roles.
 
     Args:
       state: the depth state before the sublayer.
@@ -73,10 +77,10 @@ class DepthRouter(nn.Module):
       eps=self.eps,
       implementation=self.implementation,
     )
-    inputs_KxBxTxD = _combine(self.roles.inputs, reads_RxBxTxD)
+    inputs_UxBxTxD = _combine(self.roles.inputs, reads_RxBxTxD)
     if gate is None:
-      return inputs_KxBxTxD
-    added = gate * inputs_KxBxTxD.astype(gate.dtype)
+      return inputs_UxBxTxD
+    added = gate * inputs_UxBxTxD.astype(gate.dtype)
     return stream_BxTxD + added.astype(stream_BxTxD.dtype)
 
   def _queries(self, width: int) -> jax.Array:

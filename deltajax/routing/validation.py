@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import dataclasses
 import difflib
 import functools
+import math
+import numbers
 import typing
 from typing import Any, TypeVar
 
@@ -49,9 +51,31 @@ def typed_config(cls: type[T]) -> type[T]:
 
   @functools.wraps(plain_init)
   def init(self: Any, *args: Any, **kwargs: Any) -> None:
-    for name in kwargs:
+    hints = typing.get_type_hints(cls)
+    for name, value in kwargs.items():
       check_name(f"{cls.__name__} field", name, fields)
+      if not _is_a(value, hints[name]):
+        expected = getattr(hints[name], "__name__", str(hints[name]))
+        raise ConfigError(
+          f"{cls.__name__}.{name} is {value!r}; it must be a finite {expected}."
+          if expected == "float"
+          else f"{cls.__name__}.{name} is {value!r}; it must be {expected}."
+        )
     plain_init(self, *args, **kwargs)
 
   setattr(cls, "__init__", init)  # noqa: B010
   return cls
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+  """Whether a value is of an annotated type, as options understand it."""
+  choices = typing.get_args(hint)
+  if choices:  # A | None
+    return any(_is_a(value, choice) for choice in choices)
+  if isinstance(value, bool) or hint is bool:
+    return isinstance(value, bool) and hint is bool
+  if hint is float:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+  if hint is int:
+    return isinstance(value, numbers.Integral)
+  return isinstance(value, hint)

@@ -217,7 +217,7 @@ VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-  """A learned scalar c per read: `u = p + c * (read - p)`.
+  """A learned scalar c per sublayer: `u = p + c * (read - p)`.
 
   Attributes:
     initial: initial value of the parameter.
@@ -250,8 +250,8 @@ class RoutingConfig:
     key_dim: keys are the last `key_dim` channels of a source and are normed
       over those; queries and key norms have this size (2607.09694). None: D.
     gate: `none`, `scalar` (starts at 0) or `sigmoid` (starts at -2).
-    null_source: one learned vector per read, a source that can take weight
-      from the others.
+    null_source: one learned vector per sublayer, a source that can take
+      weight from the others.
     query_init_std: standard deviation of the initial queries. 0 gives the
       uniform mix, which starts the zero-query identity.
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from deltajax.checkpoints.manager import Checkpoints
-from deltajax.config import ConfigError, RunConfig, to_dict
+from deltajax.config import ConfigError, from_dict, RunConfig, to_dict
 from deltajax.data.packing import PackedSequences, target_mask
 from deltajax.data.pipeline import (
   load_split,
@@ -21,7 +21,7 @@ from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.training import hosts
 from deltajax.training.mesh import place_batch
 from deltajax.training.metrics import metrics_writer, MetricsWriter, Progress
-from deltajax.training.run_directory import RunDirectory
+from deltajax.training.run_directory import check_same_run, RunDirectory
 from deltajax.training.step import Batch, Trainer, TrainState
 from deltajax.training.summary import summary
 
@@ -96,7 +96,7 @@ def load_data(config: RunConfig) -> RunData:
     validation=validation_batches(
       load("validation"),
       batch_size=training.batch_size // training.accumulation,
-      num_batches=training.eval_batches,
+      num_rows=training.eval_sequences,
     ),
   )
 
@@ -121,6 +121,12 @@ def train(
   hosts.start(config.hosts, log)
   if not hosts.is_main_host():
     log = _say_nothing
+  dtype = config.model.dtype
+  if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
+    raise ConfigError(
+      f"model.dtype is {dtype}, but JAX would compute in float32; set"
+      " JAX_ENABLE_X64=1."
+    )
   directory = RunDirectory(workdir)
   directory.check(config)
   trainer = Trainer(config)
@@ -147,6 +153,8 @@ def train(
   with Checkpoints(directory.checkpoints, training.keep_checkpoints) as saved:
     step = saved.latest_step() or 0
     if step:
+      saved_config = from_dict(RunConfig, saved.config(step))
+      check_same_run(saved_config, config, f"checkpoint {step} of {workdir}")
       restored = saved.restore(step, abstract_state)
       _check_data(restored.data, data.train)
       batches.set_state(restored.data["iterator"])
@@ -154,7 +162,9 @@ def train(
       log(f"resumed after {step} of {training.steps} updates")
     else:
       state = trainer.compiled_init()
-    last_step = min(training.stop_after or training.steps, training.steps)
+    last_step = training.stop_after or training.steps
+    if step >= last_step:
+      log(f"nothing to do: {step} updates are done, and {last_step} are asked")
     with metrics_writer(directory, step) as writer:
       session = _Session(
         trainer, data, saved, writer, Progress(step, last_step), log
@@ -239,6 +249,8 @@ class _Session:
       loss += float(sums.loss)
       tokens += float(sums.tokens)
       num_bytes += float((bytes_per_token[batch["tokens"][:, 1:]] * mask).sum())
+    if not math.isfinite(loss):
+      raise NonFiniteError(f"validation loss is {loss}; {self._last_good()}.")
     metrics = {
       "validation/loss": loss / tokens,
       "validation/bits_per_byte": loss / math.log(2) / num_bytes,
@@ -254,18 +266,20 @@ class _Session:
     values = {name: float(x) for name, x in metrics.items()}
     for name in ("train/loss", "train/grad_norm"):
       if not math.isfinite(values[name]):
-        last = self._saved.latest_step()
-        good = "no checkpoint was written yet"
-        if last is not None:
-          good = f"the last good checkpoint has {last} updates"
         raise NonFiniteError(
-          f"{name} is {values[name]} at update {step}; {good}."
+          f"{name} is {values[name]} at update {step}; {self._last_good()}."
         )
     self._progress.count(values["train/tokens"])
     if step % training.log_every == 0:
       rate, left = self._progress.rates(step)
       self._writer.write(step, values | {"train/tokens_per_second": rate})
       self._log(self._progress.line(step, values["train/loss"], rate, left))
+
+  def _last_good(self) -> str:
+    last = self._saved.latest_step()
+    if last is None:
+      return "no checkpoint was written yet"
+    return f"the last good checkpoint has {last} updates"
 
   def _save(self, step: int, state: TrainState, batches: Any) -> None:
     position = {

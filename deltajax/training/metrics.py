@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 import json
+import os
+import pathlib
 import time
 from typing import Any
 
+from deltajax.config import ConfigError
 from deltajax.training import hosts
 from deltajax.training.run_directory import RunDirectory
 
@@ -37,12 +40,7 @@ class FileMetricsWriter(MetricsWriter):
     # Heavy, and of use only here.
     from tensorboardX import SummaryWriter
 
-    kept = []
-    if directory.metrics.exists():
-      for line in directory.metrics.read_text().splitlines():
-        if json.loads(line)["step"] <= step:
-          kept.append(line + "\n")
-    directory.metrics.write_text("".join(kept))
+    _drop_lines_after(directory.metrics, step)
     self._file = directory.metrics.open("a")
     self._tensorboard = SummaryWriter(
       str(directory.tensorboard), purge_step=step + 1
@@ -59,6 +57,24 @@ class FileMetricsWriter(MetricsWriter):
     self._file.flush()
     for name, value in numbers.items():
       self._tensorboard.add_scalar(name, value, step)
+
+
+def _drop_lines_after(path: pathlib.Path, step: int) -> None:
+  """Rewrites a metrics file, at once or not at all, up to an update."""
+  lines = path.read_text().splitlines() if path.exists() else []
+  kept = []
+  for number, line in enumerate(lines, 1):
+    try:
+      seen = json.loads(line)["step"]
+    except json.JSONDecodeError:
+      if number < len(lines):
+        raise ConfigError(f"{path}, line {number}: not JSON.") from None
+      continue  # A process that was killed while writing tears its last line.
+    if seen <= step:
+      kept.append(line + "\n")
+  temporary = path.with_suffix(".tmp")
+  temporary.write_text("".join(kept))
+  os.replace(temporary, path)
 
 
 def metrics_writer(directory: RunDirectory, step: int) -> MetricsWriter:

@@ -64,7 +64,11 @@ class RunDirectory:
       raise ConfigError(
         f"{self.root} is not a run directory: it has no config.json."
       )
-    return from_dict(RunConfig, json.loads(self.config.read_text()))
+    try:
+      values = json.loads(self.config.read_text())
+    except json.JSONDecodeError as error:
+      raise ConfigError(f"{self.config} is not JSON: {error}.") from None
+    return from_dict(RunConfig, values)
 
   def check(self, config: RunConfig) -> None:
     """Raises ConfigError unless the directory is new or this run's own.
@@ -75,33 +79,46 @@ class RunDirectory:
     if self.root.exists() and not self.root.is_dir():
       raise ConfigError(f"--workdir {self.root} is a file, not a directory.")
     if not self.config.exists():
-      if self.root.is_dir() and any(self.root.iterdir()):
+      # A crash while the config was written leaves its temporary file.
+      others = set(self.root.glob("*")) - {self._temporary_config}
+      if others:
         raise ConfigError(
           f"--workdir {self.root} holds files but no config.json, so it is no"
           " run directory; name an empty or new one."
         )
       return
-    changed = {
-      name: values
-      for name, values in differences(self.load_config(), config).items()
-      if name not in MUTABLE and name.split(".")[0] not in MUTABLE
-    }
-    if changed:
-      lines = [
-        f"  {name}: {old!r} in the run, {new!r} now"
-        for name, (old, new) in changed.items()
-      ]
-      raise ConfigError(
-        f"--workdir {self.root} belongs to another run; nothing was changed."
-        " Name another directory, or resume with these fields as they were:\n"
-        + "\n".join(lines)
-      )
+    check_same_run(self.load_config(), config, f"--workdir {self.root}")
 
   def claim(self, config: RunConfig) -> None:
     """Writes config.json, at once or not at all, if there is none."""
     if self.config.exists():
       return
     self.root.mkdir(parents=True, exist_ok=True)
-    temporary = self.config.with_suffix(".tmp")
-    temporary.write_text(json.dumps(to_dict(config), indent=2) + "\n")
-    os.replace(temporary, self.config)
+    text = json.dumps(to_dict(config), indent=2) + "\n"
+    self._temporary_config.write_text(text)
+    os.replace(self._temporary_config, self.config)
+
+  @property
+  def _temporary_config(self) -> pathlib.Path:
+    return self.config.with_suffix(".tmp")
+
+
+def check_same_run(old: RunConfig, new: RunConfig, what: str) -> None:
+  """Raises ConfigError if configs differ in more than `MUTABLE` fields.
+
+  Args:
+    old: what the run was started with.
+    new: what it is to be resumed with.
+    what: whose config `old` is.
+  """
+  changed = [
+    f"  {name}: {before!r} in the run, {after!r} now"
+    for name, (before, after) in differences(old, new).items()
+    if name not in MUTABLE and name.split(".")[0] not in MUTABLE
+  ]
+  if changed:
+    raise ConfigError(
+      f"{what} belongs to another run; nothing was changed. Name another"
+      " directory, or resume with these fields as they were:\n"
+      + "\n".join(changed)
+    )

@@ -148,7 +148,10 @@ class Trainer:
       for name, x in batch.items()
     }
     zero = jax.tree.map(jnp.zeros_like, state.params)
-    no_loss = LossSums(jnp.float32(0), jnp.float32(0), jnp.int32(0))
+    zero_loss = jnp.zeros(
+      (), jnp.promote_types(self.config.model.dtype, jnp.float32)
+    )
+    no_loss = LossSums(zero_loss, zero_loss, jnp.int32(0))
     (gradient, sums), _ = jax.lax.scan(
       add_micro_batch, (zero, no_loss), micro_batches
     )

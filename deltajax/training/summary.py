@@ -36,7 +36,8 @@ def summary(
     f"host      {jax.process_index()} of {jax.process_count()}",
     f"devices   {devices.size} x {device.device_kind} ({device.platform});"
     f" mesh {axes}",
-    f"model     {routing.variant}, {model.num_layers} layers, width"
+    f"routing   {routing.variant}: {routing.row.summary}",
+    f"model     {model.num_layers} layers, width"
     f" {model.width}, {total:,} parameters, {sizes['routing']:,} of them"
     f" routing ({sizes['routing'] / total:.2%})",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan,"

@@ -148,9 +148,9 @@ def test_options_that_cannot_work_raise(options, message):
 
 
 def test_validation_never_moves_and_repeats_no_row():
-  first = pipeline.validation_batches(SOURCE, batch_size=4, num_batches=3)
+  first = pipeline.validation_batches(SOURCE, batch_size=4, num_rows=12)
   again = pipeline.validation_batches(
-    make_source(23), batch_size=4, num_batches=3
+    make_source(23), batch_size=4, num_rows=12
   )
   assert_same(first, again)
   order = row_numbers(SOURCE, first)
@@ -158,12 +158,13 @@ def test_validation_never_moves_and_repeats_no_row():
   assert order != list(range(12))
   # A golden order: it must be the same for every version of everything.
   assert order == [11, 10, 21, 14, 20, 1, 13, 22, 16, 8, 6, 17]
-  other = pipeline.validation_batches(SOURCE, batch_size=6, num_batches=2)
+  other = pipeline.validation_batches(SOURCE, batch_size=5, num_rows=12)
+  other[-1] = {name: x[:2] for name, x in other[-1].items()}
   assert row_numbers(SOURCE, other) == order
 
 
 def test_validation_pads_its_last_batch():
-  batches = pipeline.validation_batches(SOURCE, batch_size=5, num_batches=9)
+  batches = pipeline.validation_batches(SOURCE, batch_size=5, num_rows=99)
   assert len(batches) == 5
   for batch in batches:
     for values in batch.values():
@@ -179,8 +180,8 @@ def test_validation_pads_its_last_batch():
 
 
 def test_validation_sizes_must_be_positive():
-  with pytest.raises(ConfigError, match="num_batches must be at least 1"):
-    pipeline.validation_batches(SOURCE, batch_size=1, num_batches=0)
+  with pytest.raises(ConfigError, match="num_rows must be at least 1"):
+    pipeline.validation_batches(SOURCE, batch_size=1, num_rows=0)
 
 
 def load(dataset, split, data_dir, sequence_length=T):

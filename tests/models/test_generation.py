@@ -86,6 +86,7 @@ def test_only_likely_tokens_are_drawn(options, allowed):
     ({"top_k": 0}, "top_k is 0"),
     ({"top_p": 1.5}, "top_p is 1.5"),
     ({"key": None}, "needs a key"),
+    ({"vocab_size": 24}, "vocab_size is 24; the model has 23 ids"),
   ],
 )
 def test_bad_options(options, message):
@@ -93,3 +94,42 @@ def test_bad_options(options, message):
   options = {"max_new_tokens": 1, "key": jax.random.key(0), **options}
   with pytest.raises(deltajax.ConfigError, match=message):
     deltajax.generate(model, params, jnp.array([[1]]), **options)
+
+
+def test_ids_beyond_the_tokenizer_are_not_drawn():
+  model, params = tiny("standard")
+  new = deltajax.generate(
+    model,
+    params,
+    jnp.array([[1]]),
+    max_new_tokens=50,
+    temperature=100.0,
+    key=jax.random.key(0),
+    vocab_size=5,
+  )
+  assert new.max() == 4
+
+
+def test_prompts_outside_the_vocabulary_are_refused():
+  model, params = tiny("standard")
+  with pytest.raises(deltajax.ConfigError, match="run from 1 to 99"):
+    deltajax.generate(
+      model, params, jnp.array([[1, 99]]), max_new_tokens=1, temperature=0
+    )
+
+
+def test_the_same_options_compile_once():
+  from deltajax.models.generation import _generate
+
+  model, params = tiny("delta")
+  before = _generate._cache_size()
+  for seed in range(3):
+    deltajax.generate(
+      model,
+      params,
+      jnp.array([[1, 2]]),
+      max_new_tokens=2,
+      top_k=3,
+      key=jax.random.key(seed),
+    )
+  assert _generate._cache_size() == before + 1

@@ -17,7 +17,8 @@ from deltajax.checkpoints.names import (
   tensors_from_params,
 )
 from deltajax.config import ModelConfig, RoutingConfig
-from deltajax.models.transformer import TransformerLM
+from deltajax.models.transformer import output_head, TransformerLM
+from deltajax.training.loss import token_loss
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
 ROUTING = {
@@ -84,10 +85,15 @@ def test_reproduces_the_released_model(name):
 
   @jax.jit
   def loss_and_logits(params):
-    logits_BxTxV = model.apply({"params": params}, tokens_BxT).logits_BxTxV
-    log_probs = jax.nn.log_softmax(logits_BxTxV[:, :-1])
-    picked = jnp.take_along_axis(log_probs, tokens_BxT[:, 1:, None], axis=-1)
-    return -picked.mean(), logits_BxTxV
+    output = model.apply({"params": params}, tokens_BxT)
+    sums = token_loss(
+      output.hidden_BxTxD[:, :-1],
+      output_head(config, params),
+      tokens_BxT[:, 1:],
+      jnp.ones_like(tokens_BxT[:, 1:], bool),
+      tile_length=4,
+    )
+    return sums.loss / sums.tokens, output.logits_BxTxV
 
   (loss, logits), grads = jax.jit(
     jax.value_and_grad(loss_and_logits, has_aux=True)

@@ -26,8 +26,10 @@ TINY = (
   *("--model.head-dim", "8", "--model.mlp-width", "16"),
   *("--model.routing.num-blocks", "2", "--data.sequence-length", "32"),
   *("--training.steps", "6", "--training.batch-size", "4"),
-  *("--training.log-every", "2", "--training.eval-batches", "2"),
+  *("--training.log-every", "2", "--training.eval-sequences", "8"),
   *("--optimizer.warmup-steps", "2"),
+  # More ids than the tokenizer has: such ids must not be sampled.
+  *("--model.vocab-size", "384"),
 )
 
 
@@ -39,7 +41,8 @@ def test_trains_reports_and_resumes(corpus, tmp_path):
   done = run(*arguments)
   assert done.returncode == 0, done.stderr
   for part in (
-    "model     delta_block, 2 layers, width 16",
+    "routing   delta_block: u = p + mix",
+    "model     2 layers, width 16",
     "data      ",
     "step 6/6  loss ",
     " tok/s",
@@ -61,6 +64,7 @@ def test_trains_reports_and_resumes(corpus, tmp_path):
   ("arguments", "message"),
   [
     (("configs/quickstrat.py",), "did you mean 'configs/quickstart.py'"),
+    (("README.md",), "unknown config file 'README.md'"),
     (("configs/quickstart.py", "--model.widht", "4"), "--model.width"),
     (
       ("configs/quickstart.py", "--model.routing.variant", "delta_blok"),
@@ -81,6 +85,27 @@ def test_user_errors_are_one_message(arguments, message, tmp_path):
   # The parser draws a box around its messages and wraps them.
   printed = re.sub(r"[│\s]+", " ", done.stderr + done.stdout)
   assert message in printed
+  assert "Traceback" not in done.stderr
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (("--data.sequence-length", "999999"), "split 'train' of .* 1000000"),
+    (("--model.vocab-size", "100"), "model.vocab_size is 100.* has 259 ids"),
+    (("--training.batch-size", "99999"), "batch_size 99999 is larger"),
+    (("--data.dataset", "no/such/place"), "no/such/place"),
+    (("--mesh.data", "64"), "needs 64 devices; there are 1"),
+  ],
+)
+def test_data_and_machines_that_do_not_fit(corpus, tmp_path, options, message):
+  done = run(
+    *("configs/quickstart.py", "--workdir", tmp_path / "run"),
+    *("--data.dataset", corpus, *TINY, *options),
+  )
+  assert done.returncode == 2, done.stderr
+  assert re.search(message, done.stderr), done.stderr
   assert "Traceback" not in done.stderr
   assert not (tmp_path / "run").exists()
 

@@ -1,9 +1,11 @@
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import chex
+import jax
 import numpy as np
 import pytest
 
@@ -17,9 +19,10 @@ from deltajax.config import (
   OptimizerConfig,
   RoutingConfig,
   RunConfig,
+  to_dict,
   TrainingConfig,
 )
-from deltajax.training.loop import load_data, NonFiniteError, train
+from deltajax.training.loop import NonFiniteError, train
 from deltajax.training.run_directory import RunDirectory
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -64,7 +67,7 @@ def tiny_config(
         "batch_size": 4,
         "log_every": 1,
         "eval_every": 10,
-        "eval_batches": 2,
+        "eval_sequences": 8,
         "checkpoint_every": 10,
         **training,
       }
@@ -167,19 +170,22 @@ def test_what_a_run_directory_holds(corpus, tmp_path):
     assert saved.config(20)["model"]["routing"]["variant"] == "delta_block"
 
 
-def test_variants_see_the_same_batches(corpus):
-  from deltajax.data.pipeline import train_iterator
-
-  def first_batches(variant):
+def test_variants_see_the_same_batches(corpus, tmp_path):
+  def counted_tokens(variant):
+    routing = RoutingConfig(variant=variant)
     config = tiny_config(
-      corpus, model={"routing": RoutingConfig(variant=variant)}
+      corpus, model={"routing": routing, "num_layers": 4}, stop_after=10
     )
-    batches = train_iterator(
-      load_data(config).train, batch_size=4, seed=config.training.seed
-    )
-    return [next(batches) for _ in range(5)]
+    train(config, tmp_path / variant, quiet)
+    return [
+      line["train/tokens"]
+      for line in metrics(tmp_path / variant)
+      if "train/tokens" in line
+    ]
 
-  chex.assert_trees_all_equal(first_batches("standard"), first_batches("delta"))
+  tokens = counted_tokens("standard")
+  assert len(set(tokens)) > 3  # batches can be told apart by their count
+  assert counted_tokens("delta") == tokens
 
 
 def test_bits_per_byte_of_an_untrained_model_is_that_of_a_uniform_guess(
@@ -210,6 +216,79 @@ def test_non_finite_loss_stops_and_names_the_last_good_checkpoint(
     # What was saved came from finite updates only.
     assert all(np.isfinite(loss) for step, loss, _ in losses(tmp_path / "run"))
   assert losses(tmp_path / "run")[-1][0] == last
+
+
+def test_a_death_before_the_first_checkpoint(corpus, tmp_path):
+  config = tiny_config(corpus, stop_after=10)
+
+  def die_at_3(line):
+    if line.startswith("step  3"):
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    train(config, tmp_path / "run", die_at_3)
+  train(config, tmp_path / "run", quiet)
+  assert [step for step, *_ in losses(tmp_path / "run")] == [*range(1, 11)]
+
+
+def test_a_torn_last_line_of_metrics_is_dropped(corpus, tmp_path):
+  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
+  with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 11, "train/lo')
+  train(tiny_config(corpus), tmp_path / "run", quiet)
+  assert [step for step, *_ in losses(tmp_path / "run")] == [*range(1, 21)]
+
+
+@pytest.mark.parametrize(
+  ("model", "message"),
+  [
+    (
+      {"routing": RoutingConfig(variant="delta", num_blocks=2)},
+      "model.routing.variant: 'delta_block' in the run, 'delta' now",
+    ),
+    ({"num_layers": 3}, "model.num_layers: 2 in the run, 3 now"),
+  ],
+)
+def test_a_checkpoint_of_another_config_is_refused(
+  corpus, tmp_path, model, message
+):
+  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
+  other = tmp_path / "other"
+  other.mkdir()
+  RunDirectory(other).claim(tiny_config(corpus, model=model))
+  shutil.copytree(tmp_path / "run" / "checkpoints", other / "checkpoints")
+  with pytest.raises(ConfigError, match="checkpoint 10") as error:
+    train(tiny_config(corpus, model=model), other, quiet)
+  assert message in str(error.value)
+
+
+def test_leftovers_and_broken_files_of_a_run_directory(corpus, tmp_path):
+  directory = RunDirectory(tmp_path)
+  (tmp_path / "config.tmp").write_text('{"mod')
+  directory.check(tiny_config(corpus))
+  (tmp_path / "config.json").write_text('{"mod')
+  with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
+    directory.check(tiny_config(corpus))
+
+
+def test_float64_needs_x64(corpus, tmp_path):
+  config = tiny_config(
+    corpus, model={"dtype": "float64", "param_dtype": "float64"}, stop_after=2
+  )
+  with pytest.raises(ConfigError, match="JAX_ENABLE_X64=1"):
+    train(config, tmp_path / "run", quiet)
+  assert not (tmp_path / "run").exists()
+  with jax.enable_x64(True):
+    result = train(config, tmp_path / "run", quiet)
+  assert result.state.params["embedding"].dtype == np.float64
+
+
+def test_nothing_to_do_is_said(corpus, tmp_path):
+  config = tiny_config(corpus, stop_after=10)
+  train(config, tmp_path / "run", quiet)
+  lines = []
+  train(tiny_config(corpus, stop_after=7), tmp_path / "run", lines.append)
+  assert "nothing to do: 10 updates are done, and 7 are asked" in lines
 
 
 def test_another_runs_directory_is_refused_and_left_alone(corpus, tmp_path):
@@ -250,7 +329,7 @@ def test_changed_data_are_refused_on_resume(corpus, tmp_path):
     trainer = Trainer(config)
     restored = saved.restore(10, trainer.init())
     position = restored.data | {"fingerprint": "of other data"}
-    saved.save(11, restored.state, position, {})
+    saved.save(11, restored.state, position, to_dict(config))
   with pytest.raises(ConfigError, match="not those that the run was started"):
     train(tiny_config(corpus), tmp_path / "run", quiet)
 

@@ -15,13 +15,13 @@ from deltajax.routing.variants import VARIANTS
 from deltajax.training.step import Trainer
 
 
-def trainer(variant="delta_block", **training):
+def trainer(variant="delta_block", num_layers=2, **training):
   return Trainer(
     RunConfig(
       model=ModelConfig(
         vocab_size=31,
         width=16,
-        num_layers=2,
+        num_layers=num_layers,
         num_heads=2,
         num_kv_heads=1,
         head_dim=8,
@@ -122,3 +122,12 @@ def test_variants_start_from_the_same_shared_parameters():
     }
     params.pop("final_router", None)
     chex.assert_trees_all_equal(params, reference)
+
+
+def test_the_program_of_an_update_does_not_grow_with_depth():
+  def program(num_layers):
+    t = trainer(num_layers=num_layers)
+    text = t.jit_update().lower(t.abstract_state(), batch()).as_text()
+    return len(text.splitlines())
+
+  assert program(24) == pytest.approx(program(4), rel=0.01)
