@@ -22,6 +22,7 @@ T = TypeVar("T")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 REMAT = ("none", "dots", "full")
 SCANS = ("append_only", "plain")
+ATTENTION = ("xla", "splash", "cudnn", "splash_interpret")
 
 
 def _check_positive(config: Any, where: str, *names: str) -> None:
@@ -65,6 +66,9 @@ class ModelConfig:
     init_std: standard deviation of kernels and embedding at initialisation.
     depth_attention: implementation of the depth attention; None for the best
       on the platform.
+    attention: implementation of the attention over tokens, which serves every
+      call or raises; None for the first that supports the case on the
+      platform. See `deltajax.models.attention`.
   """
 
   vocab_size: int
@@ -85,6 +89,7 @@ class ModelConfig:
   scan: str = "append_only"
   init_std: float = 0.02
   depth_attention: str | None = None
+  attention: str | None = None
 
   def __post_init__(self) -> None:
     _check_positive(
@@ -98,6 +103,8 @@ class ModelConfig:
     check_name("model.param_dtype", self.param_dtype, DTYPES)
     check_name("model.remat", self.remat, REMAT)
     check_name("model.scan", self.scan, SCANS)
+    if self.attention is not None:
+      check_name("model.attention", self.attention, ATTENTION)
     if self.num_heads % self.num_kv_heads:
       raise ConfigError(
         f"model.num_heads {self.num_heads} is not divisible by"

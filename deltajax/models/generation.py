@@ -3,6 +3,7 @@
 Shapes: B batch, P prompt, T prompt and new tokens, V vocabulary.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,6 +76,8 @@ def generate(
       f"prompt ids run from {least} to {most}; the model has ids 0 to"
       f" {size - 1}."
     )
+  # Attention is chosen anew: what suits training may not serve these lengths.
+  model = TransformerLM(dataclasses.replace(model.config, attention=None))
   options = _Options(max_new_tokens, temperature, top_k, top_p, vocab_size)
   return _generate(model, options, params, prompt_tokens, key)
 

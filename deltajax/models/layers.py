@@ -1,7 +1,7 @@
 """The parts of a Qwen3- or Llama-style transformer layer.
 
-Shapes: B batch, T queries, S keys, D width, H query heads, K key/value heads,
-G = H / K query heads per key head, C head channels, F mlp width, U roles.
+Shapes: B batch, T sequence, D width, H query heads, C head channels, P rotary
+pairs, F mlp width, U roles.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from deltajax.config import ModelConfig
+from deltajax.models.attention import dot_product_attention
 from deltajax.routing.sharding import constrain
 
 
@@ -68,47 +69,6 @@ def rotate(x_BxTxNxC: jax.Array, angles_BxTxP: jax.Array) -> jax.Array:
   return jnp.concatenate(rotated, axis=-1).astype(x_BxTxNxC.dtype)
 
 
-def causal_attention(
-  query_BxTxHxC: jax.Array,
-  key_BxSxKxC: jax.Array,
-  value_BxSxKxC: jax.Array,
-  segment_ids_BxT: jax.Array | None = None,
-) -> jax.Array:
-  """Grouped-query attention within documents; returns mixed_BxTxHxC.
-
-  Args:
-    query_BxTxHxC: H query heads.
-    key_BxSxKxC: K key heads; K divides H; S = T.
-    value_BxSxKxC: values.
-    segment_ids_BxT: tokens attend only within their segment. None: one.
-  """
-  batch, length, num_heads, head_dim = query_BxTxHxC.shape
-  wide = jnp.promote_types(query_BxTxHxC.dtype, jnp.float32)
-  num_kv_heads = key_BxSxKxC.shape[2]
-  query_BxTxKxGxC = query_BxTxHxC.reshape(
-    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
-  )
-  scale = head_dim**-0.5
-  logits_BxKxGxTxS = scale * jnp.einsum(
-    "btkgc,bskc->bkgts",
-    query_BxTxKxGxC,
-    key_BxSxKxC,
-    preferred_element_type=wide,
-  )
-  mask_BxTxS = jnp.tril(jnp.ones((length, length), bool))[None]
-  if segment_ids_BxT is not None:
-    mask_BxTxS &= segment_ids_BxT[:, :, None] == segment_ids_BxT[:, None, :]
-  # A token always sees itself, so that no row is fully masked.
-  logits_BxKxGxTxS = jnp.where(
-    mask_BxTxS[:, None, None], logits_BxKxGxTxS, jnp.finfo(wide).min
-  )
-  weights = jax.nn.softmax(logits_BxKxGxTxS, axis=-1)
-  mixed_BxTxKxGxC = jnp.einsum(
-    "bkgts,bskc->btkgc", weights.astype(value_BxSxKxC.dtype), value_BxSxKxC
-  )
-  return mixed_BxTxKxGxC.reshape(query_BxTxHxC.shape)
-
-
 class Attention(nn.Module):
   """Causal grouped-query attention whose Q/K and V may read different inputs.
 
@@ -144,11 +104,14 @@ class Attention(nn.Module):
     # Every query needs all keys: keys and values are gathered over `sequence`.
     whole = ("batch", None, "kv_heads", "head_dim")
     heads = ("batch", "sequence", "heads", "head_dim")
-    mixed_BxTxHxC = causal_attention(
+    # Parameters depend on no implementation: initialisation runs on any host,
+    # at any length.
+    mixed_BxTxHxC = dot_product_attention(
       constrain(rotate(query, angles_BxTxP), *heads),
       constrain(rotate(key, angles_BxTxP), *whole),
       constrain(value, *whole),
       segment_ids_BxT,
+      implementation="xla" if self.is_initializing() else config.attention,
     )
     mixed_BxTxHxC = constrain(mixed_BxTxHxC, *heads)
     return dense(

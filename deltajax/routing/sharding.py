@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import contextvars
 import dataclasses
+import math
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -29,6 +30,18 @@ class Sharding:
 
   mesh: Mesh
   rules: Mapping[str, MeshAxes]
+
+  @property
+  def platform(self) -> str:
+    """Of the devices: `cpu`, `gpu` or `tpu`."""
+    platform = self.mesh.devices.flat[0].platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+  def size(self, axis: str) -> int:
+    """Over how many devices a logical axis is split."""
+    (axes,) = self.named(axis).spec
+    axes = (axes,) if isinstance(axes, str) else axes or ()
+    return math.prod(self.mesh.shape[name] for name in axes)
 
   def named(self, *axes: str | None) -> NamedSharding:
     """The sharding of an array with these logical axes; None stays whole."""

@@ -6,6 +6,7 @@ import jax
 
 from deltajax.config import RunConfig
 from deltajax.data.packing import PackedSequences
+from deltajax.models.attention import AttentionCase, choose_attention
 from deltajax.routing.sharding import Sharding
 from deltajax.training.mesh import AXES
 
@@ -32,6 +33,16 @@ def summary(
   axes = ", ".join(
     f"{axis} {size}" for axis, size in zip(AXES, devices.shape, strict=True)
   )
+  attention = choose_attention(
+    AttentionCase.of_model(
+      model, config.data.sequence_length, context=sharding.size("sequence")
+    ),
+    model.attention,
+    platform=sharding.platform,
+  )
+  rejected = "; ".join(
+    f"not {name}: {reason}" for name, reason in attention.rejected.items()
+  )
   return [
     f"host      {jax.process_index()} of {jax.process_count()}",
     f"devices   {devices.size} x {device.device_kind} ({device.platform});"
@@ -42,6 +53,7 @@ def summary(
     f" routing ({sizes['routing'] / total:.2%})",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan,"
     f" depth attention {model.depth_attention or 'xla'}",
+    f"attention {attention.name}" + (f" ({rejected})" if rejected else ""),
     f"data      {config.data.dataset}: {train.num_tokens:,} tokens in"
     f" {train.num_documents:,} documents",
     f"training  {training.steps} updates of {training.batch_size} x"

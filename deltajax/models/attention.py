@@ -1,0 +1,434 @@
+"""Causal attention within documents: one function, several implementations.
+
+`xla` is the definition. The others compute the same with kernels that never
+write a [T, T] matrix of logits, where the case allows. An implementation says
+why it does not support a case; one that is named explicitly serves or raises.
+
+Under a mesh, `xla` and `cudnn` are partitioned by the compiler. Mosaic kernels
+are not: `splash` runs inside of `shard_map`, each device with its rows and
+heads, and needs T whole.
+
+Shapes: B batch, T queries, S keys (S = T), H query heads, K key/value heads,
+G = H / K query heads per key head, C head channels.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from functools import partial
+import importlib.util
+import re
+import types
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deltajax.config import ModelConfig
+from deltajax.routing.sharding import active_sharding
+from deltajax.routing.validation import check_name, ConfigError
+
+LANES = 128  # Splash tiles are multiples of it.
+MAX_SPLASH_HEAD_DIM = 256  # Wider heads are not tested and fill the VMEM.
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCase:
+  """What an implementation may or may not support.
+
+  Attributes:
+    length: T.
+    num_heads: H.
+    num_kv_heads: K.
+    head_dim: C.
+    dtype: of queries, keys and values.
+    segment_dtype: of segment ids; None where there are none.
+    context: over how many devices the sequence is split.
+  """
+
+  length: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  dtype: str
+  segment_dtype: str | None = None
+  context: int = 1
+
+  @classmethod
+  def of_model(
+    cls,
+    config: ModelConfig,
+    length: int,
+    segmented: bool = True,
+    context: int = 1,
+  ) -> "AttentionCase":
+    """The case of a model at sequence length T, with int32 segment ids."""
+    return cls(
+      length,
+      config.num_heads,
+      config.num_kv_heads,
+      config.head_dim,
+      config.dtype,
+      "int32" if segmented else None,
+      context,
+    )
+
+
+class AttentionChoice(NamedTuple):
+  """An implementation, and why those before it in the order do not serve.
+
+  Attributes:
+    name: of the implementation.
+    rejected: name -> reason.
+  """
+
+  name: str
+  rejected: dict[str, str]
+
+
+def dot_product_attention(
+  query_BxTxHxC: jax.Array,
+  key_BxSxKxC: jax.Array,
+  value_BxSxKxC: jax.Array,
+  segment_ids_BxT: jax.Array | None = None,
+  *,
+  implementation: str | None = None,
+) -> jax.Array:
+  """Causal grouped-query attention within documents.
+
+  Logits are scaled by C**-0.5; the softmax is in float32 (or float64).
+
+  Args:
+    query_BxTxHxC: H query heads.
+    key_BxSxKxC: K key heads; K divides H; S = T.
+    value_BxSxKxC: values.
+    segment_ids_BxT: integers; tokens attend only within equal ids. None: one
+      document a row.
+    implementation: `xla` (plain einsums, any platform and dtype), `splash`
+      (TPU), `cudnn` (NVIDIA GPU, bfloat16 and float16), `splash_interpret`
+      (splash without a TPU, slow, for tests), or None: see `choose_attention`.
+      With `cudnn`, segment ids cost a bias [B, 1, T, T] and its gradient.
+
+  Returns:
+    mixed_BxTxHxC, in the dtype of the query.
+
+  Raises:
+    ConfigError: if shapes or dtypes disagree, the implementation is unknown,
+      or it does not support the case.
+
+  References:
+    FlashAttention-2, arXiv 2307.08691. GQA, arXiv 2305.13245.
+  """
+  _check_shapes(query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT)
+  sharding = active_sharding()
+  _, length, num_heads, head_dim = query_BxTxHxC.shape
+  case = AttentionCase(
+    length,
+    num_heads,
+    key_BxSxKxC.shape[2],
+    head_dim,
+    str(query_BxTxHxC.dtype),
+    None if segment_ids_BxT is None else str(segment_ids_BxT.dtype),
+    1 if sharding is None else sharding.size("sequence"),
+  )
+  platform = None if sharding is None else sharding.platform
+  name = choose_attention(case, implementation, platform=platform).name
+  return IMPLEMENTATIONS[name].run(
+    query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT
+  )
+
+
+def choose_attention(
+  case: AttentionCase,
+  implementation: str | None = None,
+  *,
+  platform: str | None = None,
+) -> AttentionChoice:
+  """Returns the implementation that serves a case.
+
+  Only the automatic choice looks at the platform. A name is accepted on any
+  host if it supports the case, so that programs can be compiled ahead of time
+  for devices that are not there: choose with the target's `platform`, and put
+  the name into the config. (`cudnn` needs JAX's CUDA plug-in for that.)
+
+  Args:
+    case: what is computed.
+    implementation: a name, or None for the first that supports the case of
+      `splash` (tpu), `cudnn` (gpu), `xla`.
+    platform: `cpu`, `gpu` or `tpu`. None: that of JAX's default backend.
+
+  Raises:
+    ConfigError: if the implementation is unknown or does not support the case.
+  """
+  if implementation is not None:
+    check_name("attention implementation", implementation, IMPLEMENTATIONS)
+    reason = IMPLEMENTATIONS[implementation].refusal(case)
+    if reason is not None:
+      raise ConfigError(f"attention {implementation!r} cannot serve: {reason}.")
+    return AttentionChoice(implementation, {})
+  if platform is None:
+    platform = jax.default_backend()
+  rejected: dict[str, str] = {}
+  for name in AUTOMATIC:
+    reason = _automatic_refusal(name, case, platform)
+    if reason is None:
+      return AttentionChoice(name, rejected)
+    rejected[name] = reason
+  raise ConfigError(f"no attention implementation serves {case}: {rejected}.")
+
+
+def _automatic_refusal(
+  name: str, case: AttentionCase, platform: str
+) -> str | None:
+  needed = IMPLEMENTATIONS[name].platform
+  if needed not in (None, platform):
+    return f"it runs on {needed}, the platform is {platform}"
+  return IMPLEMENTATIONS[name].refusal(case)
+
+
+def splash_tile(length: int) -> int:
+  """Edge of the square tiles of splash: the largest that divides T."""
+  return next(tile for tile in (512, 384, 256, LANES) if length % tile == 0)
+
+
+def _xla(query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT):
+  """The definition that every other implementation is tested against."""
+  batch, length, num_heads, head_dim = query_BxTxHxC.shape
+  wide = jnp.promote_types(query_BxTxHxC.dtype, jnp.float32)
+  num_kv_heads = key_BxSxKxC.shape[2]
+  query_BxTxKxGxC = query_BxTxHxC.reshape(
+    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
+  )
+  scale = head_dim**-0.5
+  logits_BxKxGxTxS = scale * jnp.einsum(
+    "btkgc,bskc->bkgts",
+    query_BxTxKxGxC,
+    key_BxSxKxC,
+    preferred_element_type=wide,
+  )
+  mask_BxTxS = jnp.tril(jnp.ones((length, length), bool))[None]
+  if segment_ids_BxT is not None:
+    mask_BxTxS &= segment_ids_BxT[:, :, None] == segment_ids_BxT[:, None, :]
+  # A token always sees itself, so that no row is fully masked.
+  logits_BxKxGxTxS = jnp.where(
+    mask_BxTxS[:, None, None], logits_BxKxGxTxS, jnp.finfo(wide).min
+  )
+  weights = jax.nn.softmax(logits_BxKxGxTxS, axis=-1)
+  mixed_BxTxKxGxC = jnp.einsum(
+    "bkgts,bskc->btkgc", weights.astype(value_BxSxKxC.dtype), value_BxSxKxC
+  )
+  return mixed_BxTxKxGxC.reshape(query_BxTxHxC.shape)
+
+
+def _xla_refusal(case: AttentionCase) -> str | None:
+  del case
+  return None
+
+
+def _splash(
+  query_BxTxHxC,
+  key_BxSxKxC,
+  value_BxSxKxC,
+  segment_ids_BxT,
+  *,
+  interpret: bool = False,
+):
+  """Splash on each device's rows and heads."""
+  arrays = [query_BxTxHxC, key_BxSxKxC, value_BxSxKxC]
+  if segment_ids_BxT is not None:
+    arrays.append(segment_ids_BxT)
+  kernel = partial(_splash_kernel, interpret=interpret)
+  sharding = active_sharding()
+  if sharding is None:
+    return kernel(*arrays)
+  heads = sharding.named("batch", None, "heads", None).spec
+  kv_heads = sharding.named("batch", None, "kv_heads", None).spec
+  rows = sharding.named("batch", None).spec
+  return jax.shard_map(
+    kernel,
+    mesh=sharding.mesh,
+    in_specs=(heads, kv_heads, kv_heads, rows)[: len(arrays)],
+    out_specs=heads,
+    check_vma=False,
+  )(*arrays)
+
+
+def _splash_kernel(
+  query_BxTxHxC,
+  key_BxSxKxC,
+  value_BxSxKxC,
+  segment_ids_BxT=None,
+  *,
+  interpret: bool,
+):
+  """JAX's TPU kernel; grouped heads are not repeated in memory.
+
+  The kernel object holds arrays of the trace that makes it: it is not cached.
+  """
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as kernels,
+    splash_attention_mask as masks,
+  )
+
+  _, length, num_heads, head_dim = query_BxTxHxC.shape
+  tile = splash_tile(length)
+  kernel = kernels.make_splash_mha(
+    masks.MultiHeadMask([masks.CausalMask((length, length))] * num_heads),
+    block_sizes=kernels.BlockSizes(
+      block_q=tile,
+      block_kv=tile,
+      block_q_dkv=tile,
+      block_kv_dkv=tile,
+      block_q_dq=tile,
+      block_kv_dq=tile,
+    ),
+    head_shards=1,
+    q_seq_shards=1,
+    interpret=interpret,
+  )
+  # The kernel does not scale. A bfloat16 product would round the scale too.
+  query = query_BxTxHxC.astype(jnp.float32) * head_dim**-0.5
+  query = query.astype(query_BxTxHxC.dtype)
+  segments = None
+  if segment_ids_BxT is not None:
+    ids = segment_ids_BxT.astype(jnp.int32)
+    segments = kernels.SegmentIds(q=ids, kv=ids)
+  heads_first = (x.swapaxes(1, 2) for x in (query, key_BxSxKxC, value_BxSxKxC))
+  return jax.vmap(kernel)(*heads_first, segments).swapaxes(1, 2)
+
+
+def _splash_interpret(*args):
+  return _splash(*args, interpret=True)
+
+
+def _splash_refusal(case: AttentionCase) -> str | None:
+  if case.dtype not in ("bfloat16", "float32"):
+    return f"it computes in bfloat16 or float32, the dtype is {case.dtype}"
+  if case.context > 1:
+    return f"T must be whole, it is split over context {case.context}"
+  if case.length % LANES:
+    return f"T must be a multiple of {LANES}, it is {case.length}"
+  if case.head_dim > MAX_SPLASH_HEAD_DIM:
+    return f"head_dim is at most {MAX_SPLASH_HEAD_DIM}, it is {case.head_dim}"
+  if case.segment_dtype is not None and not np.can_cast(
+    case.segment_dtype, "int32"
+  ):
+    return f"segment ids must fit int32, their dtype is {case.segment_dtype}"
+  return None
+
+
+def _cudnn(query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT):
+  """JAX's cuDNN kernel; segments become a bias, which cuDNN does not skip.
+
+  Its packed layout would need no bias, but wants contiguous segments, a bound
+  on their number, and Hopper; and JAX 0.10 has wrong offsets in it for K < H.
+  """
+  mask_Bx1xTxS = None
+  if segment_ids_BxT is not None:
+    mask_Bx1xTxS = (
+      segment_ids_BxT[:, None, :, None] == segment_ids_BxT[:, None, None, :]
+    )
+  return jax.nn.dot_product_attention(
+    query_BxTxHxC,
+    key_BxSxKxC,
+    value_BxSxKxC,
+    mask=mask_Bx1xTxS,
+    is_causal=True,
+    implementation="cudnn",
+  )
+
+
+def _cudnn_refusal(case: AttentionCase) -> str | None:
+  if case.dtype not in ("bfloat16", "float16"):
+    return f"it computes in bfloat16 or float16, the dtype is {case.dtype}"
+  if not _has_cuda():
+    return "JAX has no CUDA plug-in here (jax[cuda12] or jax[cuda13])"
+  capability = _gpu_capability()
+  major = 8  # Ahead of time, on a host without a GPU.
+  if capability is not None:
+    if re.fullmatch(r"\d+\.\d+", capability) is None:
+      return f"it needs an NVIDIA GPU, this one is {capability}"
+    major = int(capability.split(".")[0])
+    if major < 8:
+      return f"it needs compute capability 8.0, this GPU has {capability}"
+  widest = 256 if major >= 9 else 128
+  if case.head_dim > widest or case.head_dim % 8:
+    return (
+      f"head_dim must be a multiple of 8 and at most {widest}, it is"
+      f" {case.head_dim}"
+    )
+  if case.segment_dtype is not None and case.length % 2:
+    return f"segment ids need an even T, it is {case.length}"
+  return None
+
+
+def _has_cuda() -> bool:
+  plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jaxlib.cuda")
+  return any(importlib.util.find_spec(name) is not None for name in plugins)
+
+
+def _gpu_capability() -> str | None:
+  """Of the GPU that JAX uses here, such as "7.5"; None without one."""
+  if jax.default_backend() != "gpu":
+    return None
+  return str(jax.local_devices()[0].compute_capability)
+
+
+class Implementation(NamedTuple):
+  """One row of the table.
+
+  Attributes:
+    run: (query, key, value, segment_ids) -> mixed.
+    refusal: case -> why it is not supported, or None.
+    platform: the only one that the automatic choice takes it for; None: any.
+  """
+
+  run: Callable[..., jax.Array]
+  refusal: Callable[[AttentionCase], str | None]
+  platform: str | None = None
+
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = types.MappingProxyType(
+  {
+    "splash": Implementation(_splash, _splash_refusal, "tpu"),
+    "cudnn": Implementation(_cudnn, _cudnn_refusal, "gpu"),
+    "xla": Implementation(_xla, _xla_refusal),
+    "splash_interpret": Implementation(_splash_interpret, _splash_refusal),
+  }
+)
+AUTOMATIC = ("splash", "cudnn", "xla")
+
+
+def _check_shapes(query, key, value, segment_ids) -> None:
+  if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
+    raise ConfigError(
+      "attention takes queries [B, T, H, C], and keys and values [B, T, K, C]"
+      f" of one shape; they are {query.shape}, {key.shape}, {value.shape}."
+    )
+  batch, length, num_heads, head_dim = query.shape
+  num_kv_heads = key.shape[2]
+  if key.shape != (batch, length, num_kv_heads, head_dim):
+    raise ConfigError(
+      f"queries {query.shape} and keys {key.shape} must agree in all but the"
+      " number of heads."
+    )
+  if num_kv_heads == 0 or num_heads % num_kv_heads:
+    raise ConfigError(
+      f"{num_heads} query heads are not divisible by {num_kv_heads} key heads."
+    )
+  if not query.dtype == key.dtype == value.dtype:
+    raise ConfigError(
+      "queries, keys and values must have one dtype; they have"
+      f" {query.dtype}, {key.dtype}, {value.dtype}."
+    )
+  if segment_ids is None:
+    return
+  if segment_ids.shape != (batch, length):
+    raise ConfigError(
+      f"segment_ids have shape {segment_ids.shape}; queries {query.shape} need"
+      f" {(batch, length)}."
+    )
+  if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+    raise ConfigError(
+      f"segment_ids must be integers, their dtype is {segment_ids.dtype}."
+    )
