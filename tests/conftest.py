@@ -2,8 +2,15 @@
 
 import os
 import pathlib
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Many tests, and the processes that they start, compile the same programs.
+# Workers inherit the directory; the process that made it removes it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  _cache = tempfile.TemporaryDirectory(prefix="deltajax-tests-")
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import pytest
 

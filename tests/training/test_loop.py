@@ -184,7 +184,7 @@ def test_variants_see_the_same_batches(corpus, tmp_path):
     ]
 
   tokens = counted_tokens("standard")
-  assert len(set(tokens)) > 3  # batches can be told apart by their count
+  assert len(set(tokens)) > 1  # batches can be told apart by their count
   assert counted_tokens("delta") == tokens
 
 
