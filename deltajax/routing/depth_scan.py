@@ -3,12 +3,14 @@
 A plain scan that carries the memory saves the whole carry at every layer for
 the backward pass, so that memory grows with the square of depth. But slots are
 appended and never changed: every earlier state of the memory is a prefix of the
-last one. Here the forward scan saves the stream before each layer and whatever
-the remat policy lets it save of the inside of a layer. The backward scan runs
-each layer's gradient at the final memory, of which the layer sees its prefix,
-and carries one gradient of the memory.
+last one. Here the forward scan saves one vector per token before each layer and
+whatever the remat policy lets it save of the inside of a layer. The backward
+scan runs each layer's gradient at the final memory, of which the layer sees its
+prefix, and carries one gradient of the memory.
 
-What the policies save for each layer, besides the stream [B, T, D]:
+The vector is the stream; what a block has added so far is then a difference of
+streams. Where sublayers do not read the stream (AttnRes), it is what the block
+has added so far. What the policies save for each layer besides [B, T, D]:
 
   none  everything that the layer's gradient needs, except the memory.
   dots  results of matrix products with parameters (Q, K, V, the attention
@@ -55,11 +57,13 @@ class _Plan:
     layer: the layer.
     first_layers: [L], the first layer of the block that is open before each
       layer; the layer itself where a block starts.
+    reads_stream: as in `Schedule`.
     policy: of `jax.checkpoint`.
   """
 
   layer: Layer
   first_layers: tuple[int, ...]
+  reads_stream: bool
   policy: Callable[..., Any]
 
 
@@ -82,7 +86,12 @@ def depth_scan(
     remat: a name of `REMAT_POLICIES`.
   """
   steps = jax.tree.map(jnp.asarray, schedule.by_layer())
-  plan = _Plan(layer, _first_layers(schedule), REMAT_POLICIES[remat])
+  plan = _Plan(
+    layer=layer,
+    first_layers=_first_layers(schedule),
+    reads_stream=schedule.reads_stream,
+    policy=REMAT_POLICIES[remat],
+  )
   return _scan(plan, params, state, steps, lax.stop_gradient(consts))
 
 
@@ -116,22 +125,26 @@ def _forward(plan, params, state, steps, consts):
     # The arguments are given back in the backward pass; what is left of the
     # gradient is what the policy saved.
     gradient.args_res = []
-    return new_state, (state.stream_BxTxD, gradient)
+    saved = state.stream_BxTxD if plan.reads_stream else state.running_BxTxD
+    return new_state, (saved, gradient)
 
-  final, (streams_LxBxTxD, gradients) = lax.scan(body, state, (params, steps))
+  final, (saved_LxBxTxD, gradients) = lax.scan(body, state, (params, steps))
   memory = final.memory.slots_SxBxTxD
-  return final, (params, memory, streams_LxBxTxD, gradients, consts)
+  return final, (params, memory, saved_LxBxTxD, gradients, consts)
 
 
 def _backward(plan, residuals, d_final):
-  params, memory_SxBxTxD, streams_LxBxTxD, gradients, consts = residuals
+  params, memory_SxBxTxD, saved_LxBxTxD, gradients, consts = residuals
 
   def body(d_state, xs):
-    params_l, stream_BxTxD, gradient, first_layer = xs
+    params_l, saved_BxTxD, gradient, first_layer = xs
+    running_BxTxD = saved_BxTxD
+    if plan.reads_stream:
+      running_BxTxD = saved_BxTxD - saved_LxBxTxD[first_layer]
     state = DepthState(
       memory=DepthMemory(memory_SxBxTxD),
-      stream_BxTxD=stream_BxTxD,
-      running_BxTxD=stream_BxTxD - streams_LxBxTxD[first_layer],
+      stream_BxTxD=saved_BxTxD,
+      running_BxTxD=running_BxTxD,
     )
     gradient.args_res = [params_l, state, consts]
     d_params_l, d_state, _ = gradient(d_state)
@@ -141,7 +154,7 @@ def _backward(plan, residuals, d_final):
   d_state, d_params = lax.scan(
     body,
     d_final,
-    (params, streams_LxBxTxD, gradients, first_layers),
+    (params, saved_LxBxTxD, gradients, first_layers),
     reverse=True,
   )
   return d_params, d_state, None, None

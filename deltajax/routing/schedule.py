@@ -40,6 +40,8 @@ class Schedule:
 
   Attributes:
     num_slots: slots S of the memory at the end of the model.
+    reads_stream: whether sublayers read the stream; if not, they read sources
+      alone, and the stream is carried for nothing.
     steps: a Step of arrays [2 * num_layers].
     final: the Step of the final read, or None if the variant has none.
     slot_names: what each slot holds, for tables and figures: `e`, `v3` (the
@@ -50,6 +52,7 @@ class Schedule:
   """
 
   num_slots: int
+  reads_stream: bool
   steps: Step
   final: Step | None
   slot_names: tuple[str, ...]
@@ -131,6 +134,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   names = _Names(row.appends, row.running_source, block_size)
   return Schedule(
     num_slots=num_slots,
+    reads_stream=row.additive or row.running_source == "stream",
     steps=Step(
       visible=visible.astype(np.int32),
       reads_running=reads_running,

@@ -401,8 +401,9 @@ def test_splash_compiles_for_tpu():
 
 def test_splash_needs_the_sequence_whole():
   split = dataclasses.replace(CASE, context=2)
-  assert "T must be whole, it is split over context 2" in (
-    choose_attention(split, platform="tpu").rejected["splash"]
+  assert (
+    "T must be whole, it is split over context 2"
+    in (choose_attention(split, platform="tpu").rejected["splash"])
   )
   with pytest.raises(ConfigError, match="split over context 2"):
     choose_attention(split, "splash")
