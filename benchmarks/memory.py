@@ -145,10 +145,11 @@ def measure(options: Options) -> Iterator[Row]:
       for layers in depths:
         config = run_config(options, variant, layers)
         try:
-          memory = memory_use(compile_gradient(config, device))
+          compiled = compile_gradient(config, device)
         except DoesNotFitError as error:
           print(f"{target_name} {variant} {layers}: {error}", file=sys.stderr)
           continue
+        memory = memory_use(compiled, device.platform)
         yield Row(
           target=target_name,
           config=name,
