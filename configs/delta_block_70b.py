@@ -9,7 +9,8 @@ v5p chips, parameters split over 128 and heads, mlp and vocabulary over 4:
     python -m train.compile_ahead configs/delta_block_70b.py \\
         --topology v5p:8x8x8
 
-@70B@ The tools that prepare the corpus and read its tokenizer are not there yet.
+@70B@
+The tools that prepare the corpus and read its tokenizer are not there yet.
 """
 
 from deltajax.config import (

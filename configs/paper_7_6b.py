@@ -12,7 +12,8 @@ Meant for 64 v5p chips, parameters split over all of them; at 1M tokens a step:
     python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
         --training.batch-size 512
 
-@7.6B@ The tools that prepare the corpus and read its tokenizer are not there yet.
+@7.6B@
+The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes

@@ -62,8 +62,9 @@ def token_loss(
     tile_length = _TILE_ELEMENTS * parts // (batch * head_DxV.shape[1])
   tile_length = min(max(tile_length, 1), length)
   num_tiles = -(-length // tile_length)
-  # Brought together here, once, rather than by every tile.
-  head_DxV = constrain(head_DxV.astype(hidden_BxTxD.dtype), "features", "vocab")
+  # Brought together here, once, rather than by every tile; not cast, so that
+  # tiles add up their gradients in its dtype.
+  head_DxV = constrain(head_DxV, "features", "vocab")
 
   def tiles(x):
     pad = [(0, 0)] * x.ndim
