@@ -6,7 +6,7 @@ WORKERS ?= 2
 WORKDIR ?= runs/quickstart
 RUN = $(VENV)/bin/python
 
-.PHONY: setup quickstart test smoke lint format clean
+.PHONY: setup quickstart test smoke compile-recipes lint format clean
 
 setup: $(VENV)/.installed
 
@@ -20,15 +20,29 @@ $(VENV)/.installed: pyproject.toml
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@
 
+# libtpu, for compiling ahead of time.
+$(VENV)/.tpu: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),tpu]'
+	@touch $@
+
 quickstart: setup
 	$(RUN) -m train.pretrain configs/quickstart.py --workdir $(WORKDIR)
 
-test: setup
+test: setup $(VENV)/.tpu
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 # A short set, for a second Python: make smoke VENV=.venv-3.12 PYTHON=3.12
 smoke: setup
 	$(RUN) -m pytest -n $(WORKERS) -m smoke
+
+# The compile_ahead commands in the docstrings of configs/: minutes each.
+compile-recipes: setup $(VENV)/.tpu
+	@sed -e ':a' -e '/\\$$/{N;s/\\*\n//;ba' -e '}' configs/*.py | \
+	sed -n 's/^ *python -m train.compile_ahead/-m train.compile_ahead/p' | \
+	while read -r arguments; do \
+	  echo "python $$arguments"; \
+	  JAX_PLATFORMS=cpu $(RUN) $$arguments </dev/null || exit 1; \
+	done
 
 lint: setup
 	$(RUN) -m ruff format --check

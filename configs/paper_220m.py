@@ -7,9 +7,14 @@ Other variants: --model.routing.variant NAME. The paper's recipe (arXiv
 38.71 (standard), 37.30 (attnres_full), 37.08 (delta_block), 36.83 (delta).
 Nothing here has reproduced them yet.
 
-Meant for one 80 GB GPU or four v5e chips; the sharding for it and the tools
-that prepare the corpus and read its tokenizer are not there yet. Until then,
-the shape can be tried on the built-in corpus:
+Meant for one 80 GB GPU or four v5e chips, on which a step takes four turns:
+
+    python -m train.compile_ahead configs/paper_220m.py --topology v5e:2x2 \\
+        --training.accumulation 4
+
+@220M@
+The tools that prepare the corpus and read its tokenizer are not there yet.
+Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
 """

@@ -7,9 +7,13 @@ Other variants: --model.routing.variant NAME. The paper's recipe (arXiv
 32.00 (standard), 31.68 (attnres_full), 31.16 (delta_block), 31.05 (delta).
 Nothing here has reproduced them yet.
 
-Meant for 8 80 GB GPUs or 16 v5e chips; the sharding for it and the tools that
-prepare the corpus and read its tokenizer are not there yet. Until then, the
-shape can be tried on the built-in corpus:
+Meant for 16 v5e chips or 8 80 GB GPUs, parameters split over all of them:
+
+    python -m train.compile_ahead configs/paper_533m.py --topology v5e:4x4
+
+@533M@
+The tools that prepare the corpus and read its tokenizer are not there yet.
+Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
 """
@@ -19,6 +23,7 @@ import dataclasses
 from deltajax import presets
 from deltajax.config import (
   DataConfig,
+  MeshConfig,
   OptimizerConfig,
   RunConfig,
   TrainingConfig,
@@ -40,4 +45,5 @@ def get_config() -> RunConfig:
       warmup_steps=1000,
     ),
     training=TrainingConfig(steps=10_000, batch_size=64),
+    mesh=MeshConfig(data=1, fsdp=-1),
   )

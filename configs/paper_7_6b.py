@@ -7,9 +7,14 @@ Other variants: --model.routing.variant NAME. The paper's recipe (arXiv
 17.43 (standard), 18.58 (attnres_block), 16.00 (delta_block). Nothing here has
 reproduced them yet.
 
-Meant for 64 v5p chips; the sharding for it and the tools that prepare the
-corpus and read its tokenizer are not there yet. Until then, the shape can be
-tried on the built-in corpus:
+Meant for 64 v5p chips, parameters split over all of them; at 1M tokens a step:
+
+    python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
+        --training.batch-size 512
+
+@7.6B@
+The tools that prepare the corpus and read its tokenizer are not there yet.
+Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
 """
@@ -19,6 +24,7 @@ import dataclasses
 from deltajax import presets
 from deltajax.config import (
   DataConfig,
+  MeshConfig,
   OptimizerConfig,
   RunConfig,
   TrainingConfig,
@@ -40,4 +46,5 @@ def get_config() -> RunConfig:
       warmup_steps=500,
     ),
     training=TrainingConfig(steps=10_000, batch_size=64),
+    mesh=MeshConfig(data=1, fsdp=-1),
   )

@@ -8,6 +8,11 @@ from the published count; batch and learning rate are those of the Delta
 paper, since this one's are not known here. Nothing here has reproduced it
 yet.
 
+On 16 v5e chips:
+
+    python -m train.compile_ahead configs/rd_343m.py --topology v5e:4x4
+
+@343m@
 The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:
 

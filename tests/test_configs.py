@@ -18,3 +18,10 @@ def test_config_file(name):
   assert jax.tree.leaves(parameter_shapes(config.model))
   text = (ROOT / "configs" / name).read_text()
   assert f"python -m train.pretrain configs/{name}" in text
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if n != "quickstart.py"])
+def test_recipes_say_how_to_compile_them_and_what_they_need(name):
+  text = (ROOT / "configs" / name).read_text()
+  assert f"python -m train.compile_ahead configs/{name}" in text
+  assert "GiB" in text

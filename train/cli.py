@@ -5,13 +5,15 @@ import dataclasses
 import importlib.util
 import pathlib
 import sys
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
 from deltajax.config import ConfigError, RunConfig
 from deltajax.routing.validation import unknown_name
 from deltajax.training.loop import NonFiniteError
+
+T = TypeVar("T")
 
 USAGE_ERROR = 2
 RUN_ERROR = 1
@@ -56,6 +58,23 @@ class Run:
   workdir: pathlib.Path
 
 
+@dataclasses.dataclass(frozen=True)
+class AheadRun:
+  """A config and what to compile it for.
+
+  Attributes:
+    config: every field is an option, for example --training.batch-size.
+    topology: v5p:4x4x4, 2*v5e:4x4 (two slices), cpu:8 or gpu:8.
+    json: also write the report to this file.
+    name: of the config.
+  """
+
+  config: Annotated[RunConfig, tyro.conf.arg(name="")]
+  topology: str
+  json: pathlib.Path | None = None
+  name: tyro.conf.Suppress[str] = ""
+
+
 def parse_run(command: str, arguments: Sequence[str]) -> Run:
   """Parses `CONFIG --workdir DIR [--field value ...]`.
 
@@ -63,20 +82,44 @@ def parse_run(command: str, arguments: Sequence[str]) -> Run:
     command: how the command is started, for its help.
     arguments: of the command line.
   """
+  return _parse(
+    f"{command} CONFIG --workdir DIR [--training.steps N ...]",
+    arguments,
+    lambda config, name: Run(config, pathlib.Path("runs") / name),
+  )
+
+
+def parse_ahead(command: str, arguments: Sequence[str]) -> AheadRun:
+  """Parses `CONFIG --topology NAME [--json FILE] [--field value ...]`.
+
+  Args:
+    command: how the command is started, for its help.
+    arguments: of the command line.
+  """
+  return _parse(
+    f"{command} CONFIG --topology v5p:4x4x4 [--json FILE] [--field N ...]",
+    arguments,
+    lambda config, name: AheadRun(config, tyro.MISSING, name=name),
+  )
+
+
+def _parse(
+  usage: str,
+  arguments: Sequence[str],
+  make_default: Callable[[RunConfig, str], T],
+) -> T:
+  """Loads the config that comes first, and parses options over it."""
+  command = usage.split(" CONFIG ")[0]
   if not arguments or arguments[0].startswith("-"):
-    print(f"usage: {command} CONFIG --workdir DIR [--training.steps N ...]")
+    print(f"usage: {usage}")
     print(f"`{command} CONFIG --help` lists every option of a config file:")
     print("  " + "\n  ".join(config_files()))
     asked = arguments[:1] in (["--help"], ["-h"])
     raise SystemExit(0 if asked else USAGE_ERROR)
   path, *rest = arguments
-  config = load_config(path)
-  workdir = pathlib.Path("runs") / pathlib.Path(path).stem
+  default = make_default(load_config(path), pathlib.Path(path).stem)
   return tyro.cli(
-    Run,
-    prog=f"{command} {path}",
-    default=Run(config=config, workdir=workdir),
-    args=rest,
+    type(default), prog=f"{command} {path}", default=default, args=rest
   )
 
 

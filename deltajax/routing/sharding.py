@@ -53,6 +53,15 @@ class Sharding:
     )
     return NamedSharding(self.mesh, spec)
 
+  def num_shards(self, *axes: str) -> int:
+    """Into how many parts an array with these logical axes is split."""
+    parts = 1
+    for axis in axes:
+      mesh_axes = self.rules[axis] or ()
+      names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
+      parts *= math.prod(self.mesh.shape[name] for name in names)
+    return parts
+
 
 _active: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
   "sharding", default=None

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from deltajax.models.transformer import output_logits
-from deltajax.routing.sharding import constrain
+from deltajax.routing.sharding import active_sharding, constrain
 
-# Logits of one tile: 64 Mi elements, 256 MiB in float32.
+# Logits of one tile on one device: 64 Mi elements, 256 MiB in float32.
 _TILE_ELEMENTS = 2**26
 
 
@@ -52,13 +52,19 @@ def token_loss(
     head_DxV: its matrix.
     targets_BxT: token ids to predict.
     mask_BxT: which of them count; gradients at others are exactly zero.
-    tile_length: L. None: so that a tile's logits have about 64 Mi elements.
+    tile_length: L. None: so that a tile's logits have about 64 Mi elements on
+      each device.
   """
   batch, length, _ = hidden_BxTxD.shape
   if tile_length is None:
-    tile_length = _TILE_ELEMENTS // (batch * head_DxV.shape[1])
+    sharding = active_sharding()
+    parts = sharding.num_shards("batch", "sequence", "vocab") if sharding else 1
+    tile_length = _TILE_ELEMENTS * parts // (batch * head_DxV.shape[1])
   tile_length = min(max(tile_length, 1), length)
   num_tiles = -(-length // tile_length)
+  # Brought together here, once, rather than by every tile; not cast, so that
+  # tiles add up their gradients in its dtype.
+  head_DxV = constrain(head_DxV, "features", "vocab")
 
   def tiles(x):
     pad = [(0, 0)] * x.ndim

@@ -1,0 +1,47 @@
+"""Compiles a config's training step for a machine that need not be there.
+
+    python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4
+
+Exit code 0: it fits. 1: it does not, with the compiler's figures. 2: an option
+cannot be used.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+from deltajax.training.ahead import (
+  compile_step,
+  DoesNotFitError,
+  report_lines,
+)
+from deltajax.training.targets import get_target
+from train.cli import main, parse_ahead, RUN_ERROR
+
+
+def command(arguments: list[str]) -> None:
+  """Compiles, then prints what the step needs."""
+  run = parse_ahead("python -m train.compile_ahead", arguments)
+  target = get_target(run.topology)
+  try:
+    report = compile_step(run.config, target, run.name)
+  except DoesNotFitError as error:
+    print(
+      f"{run.name} does not fit {run.topology}: {error}",
+      file=sys.stderr,
+    )
+    failed = {"target": run.topology, "config": run.name, "fits": False}
+    _write(run.json, failed | {"message": str(error)})
+    raise SystemExit(RUN_ERROR) from None
+  print("\n".join(report_lines(report)))
+  _write(run.json, dataclasses.asdict(report))
+
+
+def _write(file: pathlib.Path | None, report: dict) -> None:
+  if file is not None:
+    file.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  main(command)
