@@ -20,16 +20,21 @@ $(VENV)/.installed: pyproject.toml
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@
 
-# libtpu, for compiling ahead of time.
+# The libtpu that JAX's `tpu` extra names, for compiling ahead of time. It has a
+# directory of its own: where it is importable, JAX looks for a TPU at start.
+LIBTPU = $(abspath $(VENV))/libtpu
 $(VENV)/.tpu: $(VENV)/.installed
-	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),tpu]'
+	@echo "setup: installing libtpu, to compile for TPUs"
+	$(RUN) -m pip install --quiet --no-deps --target $(LIBTPU) "$$($(RUN) -c \
+	  'from importlib.metadata import requires; \
+	  print(*(r.split(";")[0] for r in requires("jax") if "libtpu" in r))')"
 	@touch $@
 
 quickstart: setup
 	$(RUN) -m train.pretrain configs/quickstart.py --workdir $(WORKDIR)
 
 test: setup $(VENV)/.tpu
-	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
+	PYTHONPATH=$(LIBTPU) $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 # A short set, for a second Python: make smoke VENV=.venv-3.12 PYTHON=3.12
 smoke: setup
@@ -41,7 +46,8 @@ compile-recipes: setup $(VENV)/.tpu
 	sed -n 's/^ *python -m train.compile_ahead/-m train.compile_ahead/p' | \
 	while read -r arguments; do \
 	  echo "python $$arguments"; \
-	  JAX_PLATFORMS=cpu $(RUN) $$arguments </dev/null || exit 1; \
+	  PYTHONPATH=$(LIBTPU) JAX_PLATFORMS=cpu $(RUN) $$arguments </dev/null \
+	    || exit 1; \
 	done
 
 lint: setup

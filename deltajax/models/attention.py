@@ -129,7 +129,7 @@ def dot_product_attention(
     head_dim,
     str(query_BxTxHxC.dtype),
     None if segment_ids_BxT is None else str(segment_ids_BxT.dtype),
-    1 if sharding is None else sharding.size("sequence"),
+    1 if sharding is None else sharding.num_shards("sequence"),
   )
   platform = None if sharding is None else sharding.platform
   name = choose_attention(case, implementation, platform=platform).name

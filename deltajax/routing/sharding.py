@@ -37,12 +37,6 @@ class Sharding:
     platform = self.mesh.devices.flat[0].platform
     return "gpu" if platform in ("cuda", "rocm") else platform
 
-  def size(self, axis: str) -> int:
-    """Over how many devices a logical axis is split."""
-    (axes,) = self.named(axis).spec
-    axes = (axes,) if isinstance(axes, str) else axes or ()
-    return math.prod(self.mesh.shape[name] for name in axes)
-
   def named(self, *axes: str | None) -> NamedSharding:
     """The sharding of an array with these logical axes; None stays whole."""
     for axis in axes:

@@ -35,7 +35,9 @@ def summary(
   )
   attention = choose_attention(
     AttentionCase.of_model(
-      model, config.data.sequence_length, context=sharding.size("sequence")
+      model,
+      config.data.sequence_length,
+      context=sharding.num_shards("sequence"),
     ),
     model.attention,
     platform=sharding.platform,

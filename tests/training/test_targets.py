@@ -34,7 +34,7 @@ def test_names_that_mean_no_target(name, message):
 
 @has_libtpu
 def test_a_slice_that_libtpu_refuses():
-  with pytest.raises(ConfigError, match="'v5e:3x5': .*not divisible"):
+  with pytest.raises(ConfigError, match=r"'v5e:3x5': .*not divisible"):
     get_target("v5e:3x5")
 
 
