@@ -44,7 +44,7 @@ def run_config(variant, mesh):
       ),
     ),
     # A large epsilon: updates are smooth in the gradient, not its sign.
-    optimizer=OptimizerConfig(learning_rate=0.1, warmup_steps=0, eps=1e-3),
+    optimizer=OptimizerConfig(learning_rate=0.01, warmup_steps=0, eps=1e-3),
     training=TrainingConfig(batch_size=16, accumulation=2, z_loss=1e-3),
     mesh=MeshConfig(data=data, fsdp=fsdp, tensor=tensor, context=context),
   )
