@@ -1,6 +1,7 @@
 """Every config file is a valid config, and its model can be shaped."""
 
 import pathlib
+import re
 
 import jax
 import pytest
@@ -21,7 +22,8 @@ def test_config_file(name):
 
 
 @pytest.mark.parametrize("name", [n for n in FILES if n != "quickstart.py"])
-def test_recipes_say_how_to_compile_them_and_what_they_need(name):
+def test_recipes_say_how_to_compile_them(name):
   text = (ROOT / "configs" / name).read_text()
-  assert f"python -m train.compile_ahead configs/{name}" in text
-  assert "GiB" in text
+  assert f"python -m train.compile_ahead configs/{name} --topology" in re.sub(
+    r"[\s\\]+", " ", text
+  )

@@ -32,21 +32,28 @@ class Chip:
     hbm_bytes: what the compiler lets a program use, read off libtpu 0.0.42's
       message on a program that is too large.
     example: a slice.
+    options: of libtpu's description; without one, each v4 core is a device.
   """
 
   axes: int
   hbm_bytes: int
   example: str
+  options: tuple[tuple[str, Any], ...] = ()
 
 
 CHIPS: Mapping[str, Chip] = types.MappingProxyType(
   {
+    "v4": Chip(
+      3, int(30.75 * GIB), "v4:2x2x4", (("chip_config_name", "megacore"),)
+    ),
     "v5e": Chip(2, int(15.75 * GIB), "v5e:4x4"),
     "v5p": Chip(3, int(95.74 * GIB), "v5p:4x4x4"),
     "v6e": Chip(2, int(31.25 * GIB), "v6e:16x16"),
   }
 )
-VALID = "v5e:4x4, v5p:4x4x4, v6e:16x16, slices as 2*v5e:4x4, cpu:8, gpu:8"
+VALID = (
+  "v4:2x2x4, v5e:4x4, v5p:4x4x4, v6e:16x16, slices as 2*v5e:4x4, cpu:8, gpu:8"
+)
 
 _TPU = re.compile(r"(?:(\d+)\*)?([a-z0-9]+):(\d+(?:x\d+)+)")
 _COUNTED = re.compile(r"(cpu|gpu):(\d+)")
@@ -95,11 +102,11 @@ def get_target(name: str) -> Target:
       f"unknown topology {name!r}: {kind} has {chip.axes} axes, as in"
       f" {chip.example}."
     )
-  devices = _tpus(name, f"{kind}:{layout}", shape, slices)
+  devices = _tpus(name, f"{kind}:{layout}", chip, slices)
   return Target(name, tuple(devices), chip.hbm_bytes)
 
 
-def _tpus(name: str, slice_name: str, shape: tuple[int, ...], slices: int):
+def _tpus(name: str, slice_name: str, chip: Chip, slices: int):
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
       f"target {name!r} needs libtpu, which is not installed: pip install"
@@ -113,8 +120,8 @@ def _tpus(name: str, slice_name: str, shape: tuple[int, ...], slices: int):
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
   os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
   jax.config.update("jax_platforms", "cpu")
-  options: dict[str, Any] = {}
-  if math.prod(shape) == 1:
+  options = dict(chip.options)
+  if slice_name.endswith((":1x1", ":1x1x1")):
     options["chips_per_host_bounds"] = (1, 1, 1)  # else 2 x 2 x 1
   if slices > 1:
     options["num_slices"] = slices
@@ -152,7 +159,7 @@ def _gpus(name: str, count: int):
     topology = topologies.get_topology_desc("", "cuda", topology=f"1x1x{count}")
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     raise ConfigError(
-      f"target {name!r}: JAX's CUDA plugin describes GPUs only where one is"
-      f" attached: {error}"
+      f"target {name!r}: JAX's CUDA plugin describes no GPUs here; it needs"
+      f" an NVIDIA driver ({error})."
     ) from None
   return topology.devices

@@ -15,9 +15,9 @@ has_libtpu = pytest.mark.skipif(
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("nonsense", "unknown topology 'nonsense'. Valid: v5e:4x4, v5p:4x4x4"),
+    ("nonsense", "unknown topology 'nonsense'. Valid: v4:2x2x4, v5e:4x4"),
     ("v5p", "unknown topology 'v5p'. Valid"),
-    ("v9:2x2", "unknown TPU 'v9'. Valid: v5e, v5p, v6e"),
+    ("v9:2x2", "unknown TPU 'v9'.*Valid: v4, v5e, v5p, v6e"),
     ("v5p:4x4", "v5p has 3 axes, as in v5p:4x4x4"),
     ("v5e:4x4x4", "v5e has 2 axes, as in v5e:4x4"),
     ("v5e:0x4", "unknown topology 'v5e:0x4'"),
@@ -59,7 +59,12 @@ def test_says_what_to_install(name, module, message, monkeypatch):
 @has_libtpu
 @pytest.mark.parametrize(
   ("name", "count", "slices"),
-  [("v5p:1x1x1", 1, 1), ("v5p:4x4x4", 64, 1), ("2*v5e:4x4", 32, 2)],
+  [
+    ("v4:2x2x4", 16, 1),
+    ("v5p:1x1x1", 1, 1),
+    ("v5p:4x4x4", 64, 1),
+    ("2*v5e:4x4", 32, 2),
+  ],
 )
 def test_devices_of_a_target(name, count, slices):
   target = get_target(name)
