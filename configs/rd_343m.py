@@ -12,7 +12,6 @@ On 16 v5e chips:
 
     python -m train.compile_ahead configs/rd_343m.py --topology v5e:4x4
 
-@343m@
 The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
