@@ -99,9 +99,7 @@ def test_reproduces_the_released_model(name):
     jax.value_and_grad(loss_and_logits, has_aux=True)
   )(params)
   # Both sides are float32: 1e-5 of logits of size one.
-  np.testing.assert_allclose(
-    logits, golden[""]["logits"], atol=1e-5, rtol=1e-5
-  )
+  np.testing.assert_allclose(logits, golden[""]["logits"], atol=1e-5, rtol=1e-5)
   np.testing.assert_allclose(loss, golden[""]["loss"][0], rtol=1e-6)
 
   grads = tensors_from_params(config, grads)
