@@ -4,6 +4,7 @@ Shapes: B batch, T sequence, A micro-batches of an update.
 """
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -74,6 +75,10 @@ class Trainer:
 
   def abstract_state(self) -> TrainState:
     """Shapes, dtypes and shardings of the state; nothing is computed."""
+    return self._abstract_state
+
+  @functools.cached_property
+  def _abstract_state(self) -> TrainState:
     state = jax.eval_shape(self.init)
     boxed = jax.eval_shape(self._boxed_params)
     shardings = state_shardings(self.sharding, boxed, state)
