@@ -241,16 +241,10 @@ def _splash(
   sharding = active_sharding()
   if sharding is None:
     return kernel(*arrays)
-  heads = sharding.named("batch", None, "heads", None).spec
-  kv_heads = sharding.named("batch", None, "kv_heads", None).spec
-  rows = sharding.named("batch", None).spec
-  return jax.shard_map(
-    kernel,
-    mesh=sharding.mesh,
-    in_specs=(heads, kv_heads, kv_heads, rows)[: len(arrays)],
-    out_specs=heads,
-    check_vma=False,
-  )(*arrays)
+  heads = ("batch", None, "heads", None)
+  kv_heads = ("batch", None, "kv_heads", None)
+  in_axes = (heads, kv_heads, kv_heads, ("batch", None))[: len(arrays)]
+  return sharding.shard_map(kernel, in_axes, heads)(*arrays)
 
 
 def _splash_kernel(

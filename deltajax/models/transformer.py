@@ -19,7 +19,7 @@ from deltajax.models.layers import (
 )
 from deltajax.routing.depth_scan import depth_scan, REMAT_POLICIES
 from deltajax.routing.memory import DepthState
-from deltajax.routing.router import CAPTURE, DepthRouter
+from deltajax.routing.router import CAPTURE, DepthRouter, read_together
 from deltajax.routing.schedule import build_schedule, Step
 from deltajax.routing.sharding import constrain
 from deltajax.routing.validation import ConfigError
@@ -43,6 +43,7 @@ def _router(config: ModelConfig, roles: Roles, name: str | None = None):
   return DepthRouter(
     config.routing,
     roles,
+    config.width,
     config.norm_eps,
     config.depth_attention,
     config.param_dtype,
@@ -81,25 +82,27 @@ class DecoderLayer(nn.Module):
     """
     config = self.config
     row = config.routing.row
-    attention_step, mlp_step = (Step(*(x[i] for x in steps)) for i in (0, 1))
-
-    reads_UxBxTxD = _router(config, row.roles, "attention_router")(
-      state, attention_step
+    both = [Step(*(x[i] for x in steps)) for i in (0, 1)]
+    attention_router = _router(config, row.roles, "attention_router")
+    mlp_router = _router(config, row.single_role, "mlp_router")
+    (attention_read, mlp_read), state = read_together(
+      [attention_router, mlp_router], state, both
     )
+
+    inputs_UxBxTxD = attention_router(state, both[0], attention_read)
     output_BxTxD = Attention(config, name="attention")(
-      _norm(config, "attention_norm")(reads_UxBxTxD),
+      _norm(config, "attention_norm")(inputs_UxBxTxD),
       angles_BxTxP,
       segment_ids_BxT,
     )
-    state = state.advance(output_BxTxD, attention_step, row.appends)
+    state = state.advance(output_BxTxD, both[0], row.attention_appends)
 
-    reads_UxBxTxD = _router(config, row.single_role, "mlp_router")(
-      state, mlp_step
-    )
+    inputs_UxBxTxD = mlp_router(state, both[1], mlp_read)
     output_BxTxD = SwiGLU(config, name="mlp")(
-      _norm(config, "mlp_norm")(reads_UxBxTxD[0])
+      _norm(config, "mlp_norm")(inputs_UxBxTxD[0])
     )
-    return state.advance(output_BxTxD, mlp_step, row.appends), None
+    state = state.advance(output_BxTxD, both[1], row.appends)
+    return state.commit(both[2 - len(state.recent) :], row.appends), None
 
 
 class TransformerLM(nn.Module):

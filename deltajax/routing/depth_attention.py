@@ -13,7 +13,9 @@ C = D / H, N all sources of a read (null, slots, running).
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 import types
+from typing import Any
 
 import jax
 from jax import lax
@@ -21,7 +23,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.routing.memory import Sources
-from deltajax.routing.streaming import by_head, MASKED, streaming_attention
+from deltajax.routing.readers import read_slots, Reader
+from deltajax.routing.streaming import (
+  by_head,
+  MASKED,
+  merge,
+  PartialRead,
+  read_backward,
+  read_forward,
+  Single,
+  wide_dtype,
+)
 from deltajax.routing.validation import check_name, ConfigError
 
 
@@ -45,7 +57,8 @@ def depth_attention(
     queries_RxK: query times key norm weight, for each read (logits need
       nothing else of the key norm). K is `key_dim`, or D where that is None.
     memory_SxBxTxD: stacked sources; their values enter the mix as they are.
-    visible: the first `visible` slots are read, at most S. May be traced.
+    visible: the first `visible` slots are read, at most S; a number, or one
+      for each read. May be traced.
     running_BxTxD: one more source, the open part of the current block.
     running_visible: whether that source is read. May be traced.
     stream_BxTxD: added to every mix (additive variants).
@@ -84,7 +97,17 @@ def depth_attention(
     running_visible=jnp.asarray(running_visible, bool),
   )
   _check_shapes(queries_RxK, sources, stream_BxTxD, heads, key_dim)
-  return IMPLEMENTATIONS[name](queries_RxK, sources, stream_BxTxD, heads, eps)
+  mixed_RxBxTxD = IMPLEMENTATIONS[name](queries_RxK, sources, heads, eps)
+  return add_stream(mixed_RxBxTxD, stream_BxTxD, memory_SxBxTxD.dtype)
+
+
+def add_stream(
+  mixed_RxBxTxD: jax.Array, stream_BxTxD: jax.Array | None, dtype: Any
+) -> jax.Array:
+  """Adds the stream, if any, to wide reads; returns them in `dtype`."""
+  if stream_BxTxD is not None:
+    mixed_RxBxTxD += stream_BxTxD.astype(mixed_RxBxTxD.dtype)
+  return mixed_RxBxTxD.astype(dtype)
 
 
 def depth_attention_weights(
@@ -102,16 +125,12 @@ def depth_attention_weights(
   return jnp.concatenate(alphas, axis=2)
 
 
-def _reference(
-  queries_RxK: jax.Array,
-  sources: Sources,
-  stream_BxTxD: jax.Array | None,
-  heads: int,
-  eps: float,
+def _definition(
+  queries_RxK: jax.Array, sources: Sources, heads: int, eps: float
 ) -> jax.Array:
-  """The definition that every other implementation is tested against."""
+  """What every other implementation is tested against."""
   memory = sources.memory_SxBxTxD
-  wide = jnp.promote_types(memory.dtype, jnp.float32)
+  wide = wide_dtype(memory)
   mixed_RxBxTxD = jnp.zeros((len(queries_RxK), *memory.shape[1:]), wide)
   for alpha_RxHxNxBxT, x_NxBxTxD in _weighted(queries_RxK, sources, heads, eps):
     mixed_RxBxTxD += jnp.einsum(
@@ -120,13 +139,80 @@ def _reference(
       by_head(x_NxBxTxD.astype(wide), heads),
       precision=lax.Precision.HIGHEST,
     ).reshape(mixed_RxBxTxD.shape)
-  if stream_BxTxD is not None:
-    mixed_RxBxTxD += stream_BxTxD.astype(wide)
-  return mixed_RxBxTxD.astype(memory.dtype)
+  return mixed_RxBxTxD
 
 
+def _two_stages(
+  reader: Reader,
+  queries_RxK: jax.Array,
+  sources: Sources,
+  heads: int,
+  eps: float,
+) -> jax.Array:
+  """One pass over the memory, then the sources that are not in it."""
+  visible_R = jnp.broadcast_to(sources.visible, len(queries_RxK))
+  read, _ = read_slots(
+    reader, queries_RxK, sources.memory_SxBxTxD, visible_R, heads, eps
+  )
+  singles = []
+  if sources.null_D is not None:
+    singles.append(null_source(sources.null_D, sources.memory_SxBxTxD.dtype))
+  if sources.running_BxTxD is not None:
+    singles.append(Single(sources.running_BxTxD, sources.running_visible))
+  return merge(queries_RxK, read, tuple(singles), heads, eps)
+
+
+def null_source(null_D: jax.Array, dtype: Any) -> Single:
+  """The null source, which every token sees."""
+  return Single(null_D.astype(dtype)[None, None], True)
+
+
+def _plain_forward(queries_RxK, slots_SxBxTxD, visible_R, heads, eps):
+  """A pass over the memory in plain jnp, as `readers.Reader.forward`."""
+  logits_RxHxSxBxT = _logits(queries_RxK, slots_SxBxTxD, heads, eps)
+  seen_RxS = jnp.arange(len(slots_SxBxTxD)) < visible_R[:, None]
+  seen_Rx1xSx1x1 = seen_RxS[:, None, :, None, None]
+  masked = jnp.where(seen_Rx1xSx1x1, logits_RxHxSxBxT, MASKED)
+  sources = Sources(None, slots_SxBxTxD, visible_R, None, False)
+  mix_RxBxTxD = _definition(queries_RxK, sources, heads, eps)
+  return PartialRead(
+    mix_RxBxTxD=mix_RxBxTxD.astype(slots_SxBxTxD.dtype),
+    lse_RxHxBxT=jnp.where(
+      visible_R[:, None, None, None] > 0,
+      jax.nn.logsumexp(masked, axis=2),
+      MASKED,
+    ),
+  )
+
+
+def _plain_backward(
+  queries_RxK, slots_SxBxTxD, visible_R, read, d_read, d_slots, heads, eps
+):
+  """As `readers.Reader.backward`: what JAX makes of `_plain_forward`."""
+  del read
+  _, pull = jax.vjp(
+    lambda queries, slots: _plain_forward(
+      queries, slots, visible_R, heads, eps
+    ),
+    queries_RxK,
+    slots_SxBxTxD,
+  )
+  d_queries_RxK, new = pull(d_read)
+  return d_queries_RxK, d_slots + new
+
+
+# How one pass over the memory may be done.
+READERS: Mapping[str, Reader] = types.MappingProxyType(
+  {
+    "xla": Reader(read_forward, read_backward),
+    "reference": Reader(_plain_forward, _plain_backward),
+  }
+)
 IMPLEMENTATIONS: Mapping[str, Callable[..., jax.Array]] = (
-  types.MappingProxyType({"reference": _reference, "xla": streaming_attention})
+  types.MappingProxyType(
+    {name: partial(_two_stages, reader) for name, reader in READERS.items()}
+    | {"reference": _definition}
+  )
 )
 
 
@@ -138,17 +224,23 @@ def _weighted(
   The kinds stay apart so that the memory is not copied into a longer stack.
   """
   memory = sources.memory_SxBxTxD
-  kinds = [(memory, jnp.arange(memory.shape[0]) < sources.visible)]
+  visible_Rx1 = jnp.broadcast_to(sources.visible, len(queries_RxK))[:, None]
+  kinds = [(memory, jnp.arange(len(memory)) < visible_Rx1)]
   if sources.null_D is not None:
     null = jnp.broadcast_to(sources.null_D, (1, *memory.shape[1:]))
-    kinds.insert(0, (null.astype(memory.dtype), jnp.ones(1, bool)))
+    kinds.insert(0, (null.astype(memory.dtype), True))
   if sources.running_BxTxD is not None:
-    kinds.append((sources.running_BxTxD[None], sources.running_visible[None]))
-  mask_N = jnp.concatenate([mask for _, mask in kinds])
+    kinds.append((sources.running_BxTxD[None], sources.running_visible))
+  mask_RxN = jnp.concatenate(
+    [jnp.broadcast_to(mask, (len(queries_RxK), len(x))) for x, mask in kinds],
+    axis=1,
+  )
   logits_RxHxNxBxT = jnp.concatenate(
     [_logits(queries_RxK, x, heads, eps) for x, _ in kinds], axis=2
   )
-  alpha_RxHxNxBxT = _masked_softmax(logits_RxHxNxBxT, mask_N[:, None, None])
+  alpha_RxHxNxBxT = _masked_softmax(
+    logits_RxHxNxBxT, mask_RxN[:, None, :, None, None]
+  )
   ends = np.cumsum([len(x) for x, _ in kinds])[:-1]
   alphas = jnp.split(alpha_RxHxNxBxT, ends, axis=2)
   return [(alpha, x) for alpha, (x, _) in zip(alphas, kinds, strict=True)]
@@ -159,7 +251,7 @@ def _logits(
 ) -> jax.Array:
   """Returns logits_RxHxNxBxT."""
   key_size = queries_RxK.shape[1]
-  wide = jnp.promote_types(x_NxBxTxD.dtype, jnp.float32)
+  wide = wide_dtype(x_NxBxTxD)
   keys_NxBxTxK = x_NxBxTxD[..., -key_size:].astype(wide)
   rstd_NxBxT = lax.rsqrt(jnp.mean(jnp.square(keys_NxBxTxK), -1) + eps)
   dots_RxHxNxBxT = jnp.einsum(
@@ -172,13 +264,13 @@ def _logits(
 
 
 def _masked_softmax(
-  logits_RxHxNxBxT: jax.Array, mask_Nx1x1: jax.Array
+  logits_RxHxNxBxT: jax.Array, mask_Rx1xNx1x1: jax.Array
 ) -> jax.Array:
   """Softmax over N with finite masks: all zero where nothing is visible."""
-  masked = jnp.where(mask_Nx1x1, logits_RxHxNxBxT, MASKED)
+  masked = jnp.where(mask_Rx1xNx1x1, logits_RxHxNxBxT, MASKED)
   largest = jnp.max(masked, axis=2, keepdims=True, initial=MASKED)
   weights = jnp.exp(masked - lax.stop_gradient(largest))
-  weights = jnp.where(mask_Nx1x1, weights, 0)
+  weights = jnp.where(mask_Rx1xNx1x1, weights, 0)
   total = jnp.sum(weights, axis=2, keepdims=True)
   return weights / jnp.where(total > 0, total, 1)
 

@@ -31,14 +31,14 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from deltajax.routing.memory import DepthMemory, DepthState, MEMORY_NAME
+from deltajax.routing.memory import DepthMemory, DepthState
 from deltajax.routing.schedule import Schedule, Step
 
 _policies = jax.checkpoint_policies
 # What a layer may save of its inside, by `ModelConfig.remat`.
 REMAT_POLICIES: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
   {
-    "none": _policies.save_anything_except_these_names(MEMORY_NAME),
+    "none": _policies.everything_saveable,
     "dots": _policies.dots_with_no_batch_dims_saveable,
     "full": _policies.nothing_saveable,
   }

@@ -3,21 +3,19 @@
 Shapes: B batch, T sequence, D width, S slots of the memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from functools import partial
 import types
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from deltajax.routing.schedule import Schedule, Step
 from deltajax.routing.sharding import constrain
-
-# Name of the memory for `jax.checkpoint` policies.
-MEMORY_NAME = "depth_memory"
 
 
 @flax.struct.dataclass
@@ -42,20 +40,60 @@ class DepthMemory:
       slots = slots.at[0].set(embedding_BxTxD)
     return cls(constrain(slots, "slots", "batch", "sequence", "features"))
 
-  def newest(self, slot: jax.Array) -> jax.Array:
-    """The source just before `slot`."""
-    return lax.dynamic_index_in_dim(
-      self.slots_SxBxTxD, slot - 1, 0, keepdims=False
+  def append(
+    self,
+    source_BxTxD: jax.Array,
+    slot: jax.Array,
+    when: jax.Array,
+    less_newest: bool = False,
+  ) -> "DepthMemory":
+    """Writes a source to a slot.
+
+    Args:
+      source_BxTxD: the source.
+      slot: where; may be traced.
+      when: whether; may be traced.
+      less_newest: write the source less the one before the slot.
+    """
+    return DepthMemory(
+      _append(self.slots_SxBxTxD, source_BxTxD, slot, when, less_newest)
     )
 
-  def append(
-    self, source_BxTxD: jax.Array, slot: jax.Array, when: jax.Array
-  ) -> "DepthMemory":
-    """Writes a source to `slot` if `when`; both may be traced."""
-    old = lax.dynamic_index_in_dim(self.slots_SxBxTxD, slot, 0, keepdims=False)
-    new = jnp.where(when, source_BxTxD, old)
-    slots = lax.dynamic_update_index_in_dim(self.slots_SxBxTxD, new, slot, 0)
-    return DepthMemory(checkpoint_name(slots, MEMORY_NAME))
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _append(slots_SxBxTxD, source_BxTxD, slot, when, less_newest):
+  if less_newest:
+    source_BxTxD = source_BxTxD - _get(slots_SxBxTxD, slot - 1)
+  new = jnp.where(when, source_BxTxD, _get(slots_SxBxTxD, slot))
+  return _set(slots_SxBxTxD, new, slot)
+
+
+def _append_forward(slots_SxBxTxD, source_BxTxD, slot, when, less_newest):
+  new = _append(slots_SxBxTxD, source_BxTxD, slot, when, less_newest)
+  return new, (slot, when)
+
+
+def _append_backward(less_newest, residuals, d_slots_SxBxTxD):
+  """Touches one slot, or two; JAX's own gradient would add whole memories."""
+  slot, when = residuals
+  d_new = _get(d_slots_SxBxTxD, slot)
+  d_source_BxTxD = jnp.where(when, d_new, 0)
+  d_slots_SxBxTxD = _set(d_slots_SxBxTxD, jnp.where(when, 0, d_new), slot)
+  if less_newest:
+    newest = _get(d_slots_SxBxTxD, slot - 1) - d_source_BxTxD
+    d_slots_SxBxTxD = _set(d_slots_SxBxTxD, newest, slot - 1)
+  return d_slots_SxBxTxD, d_source_BxTxD, None, None
+
+
+_append.defvjp(_append_forward, _append_backward)
+
+
+def _get(slots, slot):
+  return lax.dynamic_index_in_dim(slots, slot, 0, keepdims=False)
+
+
+def _set(slots, source, slot):
+  return lax.dynamic_update_index_in_dim(slots, source, slot, 0)
 
 
 class Sources(NamedTuple):
@@ -64,7 +102,7 @@ class Sources(NamedTuple):
   Attributes:
     null_D: a source that is the same for every token, or None.
     memory_SxBxTxD: stacked sources.
-    visible: int32, how many slots are read; may be traced.
+    visible: int32, how many slots are read, or [R]; may be traced.
     running_BxTxD: one more source, or None.
     running_visible: bool, whether it is read; may be traced.
   """
@@ -80,16 +118,24 @@ class Sources(NamedTuple):
 class DepthState:
   """The stream, the memory, and what the current block has added so far.
 
+  The memory is written once a layer, by `commit`: until then a source that has
+  closed is recent. All reads of a layer can therefore go over the same slots
+  in one pass (`router.read_together`), and its gradient never needs a memory
+  other than the final one.
+
   Attributes:
-    memory: the sources that are closed.
+    memory: the sources that are closed and stored.
     stream_BxTxD: p, the sum of the embedding and all sublayer outputs.
     running_BxTxD: what the current block has added to the stream so far; zero
       at the start of a block.
+    recent: what the sublayers since the last commit have closed, a source for
+      each that may close a block. Whether it did is for the schedule to say.
   """
 
   memory: DepthMemory
   stream_BxTxD: jax.Array
   running_BxTxD: jax.Array
+  recent: tuple[jax.Array, ...] = ()
 
   @classmethod
   def create(
@@ -105,43 +151,61 @@ class DepthState:
   def advance(
     self, output_BxTxD: jax.Array, step: Step, appends: str
   ) -> "DepthState":
-    """The state after a sublayer.
+    """The state after a sublayer, the source that it may close not stored yet.
 
     Args:
       output_BxTxD: v_s, what the sublayer put out.
       step: the sublayer's row of the schedule.
-      appends: `Variant.appends`, what becomes a source when a block closes.
+      appends: `Variant.appends`, what becomes a source when a block closes;
+        `nothing` for a sublayer that never closes one.
     """
     output_BxTxD = output_BxTxD.astype(self.stream_BxTxD.dtype)
     output_BxTxD = constrain(output_BxTxD, "batch", "sequence", "features")
-    moved = DepthState(
-      memory=self.memory,
+    moved = self.replace(
       stream_BxTxD=self.stream_BxTxD + output_BxTxD,
       running_BxTxD=self.running_BxTxD + output_BxTxD,
     )
-    closed_source = CLOSED_SOURCES[appends]
-    if closed_source is None:
+    if appends == "nothing":
       return moved
-    memory = self.memory.append(
-      closed_source(moved, step), step.slot, step.closes
-    )
-    return DepthState(
-      memory=memory,
-      stream_BxTxD=moved.stream_BxTxD,
+    closed_BxTxD = APPENDS[appends].closed(moved)
+    return moved.replace(
       running_BxTxD=jnp.where(step.closes, 0, moved.running_BxTxD),
+      recent=(*self.recent, closed_BxTxD),
     )
 
+  def commit(self, steps: Sequence[Step], appends: str) -> "DepthState":
+    """Stores the recent sources.
 
-# What a closing block leaves in the memory, by `Variant.appends`.
-CLOSED_SOURCES: Mapping[str, Callable[[DepthState, Step], jax.Array] | None] = (
-  types.MappingProxyType(
-    {
-      "nothing": None,
-      "delta": lambda state, step: state.running_BxTxD,
-      "state": lambda state, step: state.stream_BxTxD,
-      "difference": lambda state, step: (
-        state.stream_BxTxD - state.memory.newest(step.slot)
-      ),
-    }
-  )
+    Args:
+      steps: rows of the schedule of the sublayers that left them.
+      appends: `Variant.appends`.
+    """
+    memory = self.memory
+    for source_BxTxD, step in zip(self.recent, steps, strict=True):
+      memory = memory.append(
+        source_BxTxD, step.slot, step.closes, APPENDS[appends].less_newest
+      )
+    return self.replace(memory=memory, recent=())
+
+
+@dataclasses.dataclass(frozen=True)
+class Append:
+  """What a closing block leaves in the memory.
+
+  Attributes:
+    closed: the source, from the state at the block's end.
+    less_newest: the newest slot is subtracted from it.
+  """
+
+  closed: Callable[[DepthState], jax.Array]
+  less_newest: bool = False
+
+
+# By `Variant.appends`; `nothing` is not here.
+APPENDS: Mapping[str, Append] = types.MappingProxyType(
+  {
+    "delta": Append(lambda state: state.running_BxTxD),
+    "state": Append(lambda state: state.stream_BxTxD),
+    "difference": Append(lambda state: state.stream_BxTxD, less_newest=True),
+  }
 )

@@ -4,16 +4,24 @@ Shapes: B batch, T sequence, D width, K key size, R reads, H heads, U roles, N
 all sources of a read (null, slots, running).
 """
 
+from collections.abc import Sequence
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from deltajax.routing.depth_attention import (
-  depth_attention,
+  add_stream,
   depth_attention_weights,
+  null_source,
+  READERS,
 )
-from deltajax.routing.memory import DepthState, Sources
+from deltajax.routing.memory import DepthMemory, DepthState, Sources
+from deltajax.routing.readers import read_slots
 from deltajax.routing.schedule import Step
+from deltajax.routing.sharding import constrain
+from deltajax.routing.streaming import merge, PartialRead, Single
 from deltajax.routing.variants import Matrix, Roles, RoutingConfig
 
 # Collection into which routing weights are captured where it is mutable.
@@ -33,105 +41,175 @@ class DepthRouter(nn.Module):
     routing: the variant and its options.
     roles: how queries become inputs: `routing.row.roles` for an attention
       sublayer, `routing.row.single_role` for an MLP or the final read.
+    width: D, of the stream.
     eps: of the key norm.
-    implementation: of `depth_attention`; None for the best on the platform.
+    implementation: of the pass over the memory, a name of `READERS`; None for
+      the best on the platform.
     param_dtype: dtype of the parameters.
   """
 
   routing: RoutingConfig
   roles: Roles
+  width: int
   eps: float
   implementation: str | None = None
   param_dtype: str = "float32"
 
-  @nn.compact
-  def __call__(self, state: DepthState, step: Step) -> jax.Array:
+  def setup(self) -> None:
+    """Declares the parameters."""
+    routing = self.routing
+    if self.roles.num_queries:
+      size = routing.key_size(self.width)
+      std = routing.query_init_std
+      self.query = self._param(
+        "query",
+        nn.initializers.normal(std) if std else nn.initializers.zeros,
+        ("queries", "embed"),
+        (self.roles.num_queries, size),
+      )
+      self.key_norm = self._param(
+        "key_norm", nn.initializers.ones, ("embed",), (size,)
+      )
+    if routing.null_source:
+      self.null_source = self._param(
+        "null_source", nn.initializers.zeros, ("embed",), (self.width,)
+      )
+    gate = routing.gate_function
+    if gate is not None:
+      initial = nn.initializers.constant(gate.initial)
+      self.gate = self._param("gate", initial, (), ())
+
+  def queries(self) -> jax.Array:
+    """Returns queries_RxK, times the key norm: all that a read learns."""
+    if not self.roles.num_queries:
+      size = self.routing.key_size(self.width)
+      return jnp.zeros((self.roles.num_reads, size), self.param_dtype)
+    queries_RxK = _combine(self.roles.queries, self.query * self.key_norm)
+    # Whole on every device, and gathered once, not for every source.
+    return constrain(queries_RxK, None, None)
+
+  def __call__(
+    self, state: DepthState, step: Step, read: PartialRead | None = None
+  ) -> jax.Array:
     """Returns inputs_UxBxTxD, one for each of the U roles.
 
     Args:
       state: the depth state before the sublayer.
       step: the sublayer's row of the schedule.
+      read: of the stored slots, from `read_together`; None to read them here.
+        A sublayer without any source gets the stream.
     """
-    row = self.routing.row
     stream_BxTxD = state.stream_BxTxD
-    queries_RxK = self._queries(stream_BxTxD.shape[-1])
-    sources = self._sources(state, step)
-    gate = self._gate()
-
+    if read is None:
+      (read,), state = read_together([self], state, [step])
     if self.is_mutable_collection(CAPTURE) and not self.is_initializing():
       weights = depth_attention_weights(
-        queries_RxK, sources, self.routing.heads, self.eps
+        self.queries(),
+        self._sources(state, step),
+        self.routing.heads,
+        self.eps,
       )
       self.sow(CAPTURE, "weights", weights, reduce_fn=lambda _, new: new)
 
-    reads_RxBxTxD = depth_attention(
-      queries_RxK,
-      sources.memory_SxBxTxD,
-      visible=sources.visible,
-      running_BxTxD=sources.running_BxTxD,
-      running_visible=sources.running_visible,
-      stream_BxTxD=stream_BxTxD if row.additive and gate is None else None,
-      null_D=sources.null_D,
-      heads=self.routing.heads,
-      key_dim=self.routing.key_dim,
-      eps=self.eps,
-      implementation=self.implementation,
+    singles = self._singles(state, step)
+    if read is None and not singles:
+      return stream_BxTxD[None]
+    mixed_RxBxTxD = merge(
+      self.queries(), read, singles, self.routing.heads, self.eps
     )
-    inputs_UxBxTxD = _combine(self.roles.inputs, reads_RxBxTxD)
+    gate = self.routing.gate_function
+    adds_stream = self.routing.row.additive and gate is None
+    inputs_UxBxTxD = _combine(
+      self.roles.inputs,
+      add_stream(
+        mixed_RxBxTxD, stream_BxTxD if adds_stream else None, stream_BxTxD.dtype
+      ),
+    )
     if gate is None:
       return inputs_UxBxTxD
-    added = gate * inputs_UxBxTxD.astype(gate.dtype)
+    scale = gate.function(self.gate)
+    added = scale * inputs_UxBxTxD.astype(scale.dtype)
     return stream_BxTxD + added.astype(stream_BxTxD.dtype)
 
-  def _queries(self, width: int) -> jax.Array:
-    """Query times key norm, for each read."""
-    size = self.routing.key_size(width)
-    if self.roles.num_queries == 0:
-      return jnp.zeros((self.roles.num_reads, size), self.param_dtype)
-    std = self.routing.query_init_std
-    query_QxK = self._param(
-      "query",
-      nn.initializers.normal(std) if std else nn.initializers.zeros,
-      ("queries", "embed"),
-      (self.roles.num_queries, size),
-    )
-    key_norm_K = self._param(
-      "key_norm", nn.initializers.ones, ("embed",), (size,)
-    )
-    return _combine(self.roles.queries, query_QxK * key_norm_K)
+  def _singles(self, state: DepthState, step: Step) -> tuple[Single, ...]:
+    """The sources that are not in the memory."""
+    singles = [
+      Single(source_BxTxD, step.stored + i < step.visible)
+      for i, source_BxTxD in enumerate(state.recent)
+    ]
+    if self.routing.null_source:
+      singles.append(null_source(self.null_source, state.stream_BxTxD.dtype))
+    running_BxTxD = self._running(state)
+    if running_BxTxD is not None:
+      singles.append(Single(running_BxTxD, step.reads_running))
+    return tuple(singles)
 
   def _sources(self, state: DepthState, step: Step) -> Sources:
-    null_D = None
-    if self.routing.null_source:
-      null_D = self._param(
-        "null_source",
-        nn.initializers.zeros,
-        ("embed",),
-        (state.stream_BxTxD.shape[-1],),
-      )
-    running_source = {
-      "none": None,
-      "delta": state.running_BxTxD,
-      "stream": state.stream_BxTxD,
-    }
+    """All sources in the order of their weights, recent ones stored."""
+    memory = state.memory
+    for i, source_BxTxD in enumerate(state.recent):
+      slot = step.stored + i
+      memory = memory.append(source_BxTxD, slot, slot < step.visible)
     return Sources(
-      null_D=null_D,
-      memory_SxBxTxD=state.memory.slots_SxBxTxD,
+      null_D=self.null_source if self.routing.null_source else None,
+      memory_SxBxTxD=memory.slots_SxBxTxD,
       visible=step.visible,
-      running_BxTxD=running_source[self.routing.row.running_source],
+      running_BxTxD=self._running(state),
       running_visible=step.reads_running,
     )
 
-  def _gate(self) -> jax.Array | None:
-    gate = self.routing.gate_function
-    if gate is None or not self.routing.row.additive:
-      return None
-    initial = nn.initializers.constant(gate.initial)
-    return gate.function(self._param("gate", initial, (), ()))
+  def _running(self, state: DepthState) -> jax.Array | None:
+    return {
+      "none": None,
+      "delta": state.running_BxTxD,
+      "stream": state.stream_BxTxD,
+    }[self.routing.row.running_source]
 
   def _param(self, name, init, axes, shape) -> jax.Array:
     init = nn.with_logical_partitioning(init, axes)
     return self.param(name, init, shape, jnp.dtype(self.param_dtype))
+
+
+def read_together(
+  routers: Sequence[DepthRouter], state: DepthState, steps: Sequence[Step]
+) -> tuple[Sequence[PartialRead | None], DepthState]:
+  """Reads the stored slots for several sublayers in one pass.
+
+  Queries do not depend on activations, so that sublayers which see the same
+  slots can read them at the same time.
+
+  Args:
+    routers: of the sublayers; they share all but roles and parameters.
+    state: the depth state before the first of them.
+    steps: their rows of the schedule.
+
+  Returns:
+    A read for each router (None without a memory), and the state to go on with.
+  """
+  if not len(state.memory.slots_SxBxTxD):
+    return [None] * len(routers), state
+  queries = [router.queries() for router in routers]
+  visible_R = jnp.concatenate(
+    [
+      jnp.broadcast_to(jnp.asarray(step.stored, jnp.int32), len(q))
+      for q, step in zip(queries, steps, strict=True)
+    ]
+  )
+  router = routers[0]
+  read, slots_SxBxTxD = read_slots(
+    READERS[router.implementation or "xla"],
+    jnp.concatenate(queries),
+    state.memory.slots_SxBxTxD,
+    visible_R,
+    router.routing.heads,
+    router.eps,
+  )
+  ends = np.cumsum([len(q) for q in queries])
+  reads = [
+    jax.tree.map(lambda x, q=q, end=end: x[end - len(q) : end], read)
+    for q, end in zip(queries, ends, strict=True)
+  ]
+  return reads, state.replace(memory=DepthMemory(slots_SxBxTxD))
 
 
 def _combine(matrix: Matrix, stacked: jax.Array) -> jax.Array:

@@ -22,6 +22,8 @@ class Step(NamedTuple):
 
   Attributes:
     visible: int32, how many slots of the memory are read.
+    stored: int32, how many of these have been stored when the transformer
+      layer begins; the others are its own, `DepthState.recent`.
     reads_running: bool, whether the running source is read too.
     slot: int32, the slot that is written if the block closes.
     closes: bool, whether the block closes after this sublayer: a slot is
@@ -29,6 +31,7 @@ class Step(NamedTuple):
   """
 
   visible: Any
+  stored: Any
   reads_running: Any
   slot: Any
   closes: Any
@@ -127,6 +130,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   if row.final_read:
     final = Step(
       visible=np.int32(num_slots),
+      stored=np.int32(num_slots),
       reads_running=np.bool_(row.running_source != "none"),
       slot=np.int32(0),
       closes=np.bool_(False),
@@ -137,6 +141,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     reads_stream=row.additive or row.running_source == "stream",
     steps=Step(
       visible=visible.astype(np.int32),
+      stored=np.minimum(visible, np.repeat(appended[::2], 2)).astype(np.int32),
       reads_running=reads_running,
       # A sublayer that closes nothing rewrites a slot that exists with itself.
       slot=np.where(closes, appended, 0).astype(np.int32),

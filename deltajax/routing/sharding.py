@@ -5,11 +5,12 @@ constraints do nothing, so that models and routing never ask whether there is
 one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import contextvars
 import dataclasses
 import math
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -47,14 +48,47 @@ class Sharding:
     )
     return NamedSharding(self.mesh, spec)
 
-  def num_shards(self, *axes: str) -> int:
-    """Into how many parts an array with these logical axes is split."""
-    parts = 1
+  def mesh_axes(self, *axes: str) -> tuple[str, ...]:
+    """The mesh axes that these logical axes are split over."""
+    names: list[str] = []
     for axis in axes:
       mesh_axes = self.rules[axis] or ()
-      names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
-      parts *= math.prod(self.mesh.shape[name] for name in names)
-    return parts
+      names += (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
+    return tuple(names)
+
+  def num_shards(self, *axes: str) -> int:
+    """Into how many parts an array with these logical axes is split."""
+    return math.prod(self.mesh.shape[name] for name in self.mesh_axes(*axes))
+
+  def shard_map(
+    self, function: Callable[..., Any], in_axes: Any, out_axes: Any
+  ) -> Callable[..., Any]:
+    """A function that runs on every device with its part of the arguments.
+
+    Args:
+      function: of arrays.
+      in_axes: the logical axes of every argument, a tuple for each.
+      out_axes: those of its results, in trees like theirs.
+    """
+
+    def specs(tree):
+      return jax.tree.map(
+        lambda axes: self.named(*axes).spec, tree, is_leaf=_is_axes
+      )
+
+    return jax.shard_map(
+      function,
+      mesh=self.mesh,
+      in_specs=specs(in_axes),
+      out_specs=specs(out_axes),
+      check_vma=False,
+    )
+
+
+def _is_axes(x: Any) -> bool:
+  return type(x) is tuple and all(
+    axis is None or isinstance(axis, str) for axis in x
+  )
 
 
 _active: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(

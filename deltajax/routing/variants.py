@@ -108,6 +108,11 @@ class Variant:
     return self.roles.num_queries > 0
 
   @property
+  def attention_appends(self) -> str:
+    """What an attention sublayer may append: blocks of layers end with MLPs."""
+    return self.appends if self.block == "sublayer" else "nothing"
+
+  @property
   def single_role(self) -> Roles:
     """Roles of the reads that have one role: the MLP's and the final one."""
     return SHARED if self.learned else UNIFORM

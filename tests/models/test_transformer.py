@@ -325,7 +325,9 @@ def test_the_scan_equals_layers_by_hand(variant):
       )
     final = state.stream_BxTxD
     if schedule.final is not None:
-      router = DepthRouter(config.routing, row.single_role, config.norm_eps)
+      router = DepthRouter(
+        config.routing, row.single_role, config.width, config.norm_eps
+      )
       (final,) = quick_jit(router.apply)(
         {"params": params["final_router"]}, state, schedule.final
       )

@@ -434,7 +434,7 @@ def test_under_scan_with_a_growing_memory(dtype):
     )
     return sum(
       jnp.mean(
-        jnp.sin(x.astype(jnp.float32 if dtype != "float64" else x.dtype))
+        jnp.sin(x.astype(jnp.float32 if dtype != "float64" else x.dtype)) ** 2
       )
       for x in (memory, stream, outs)
     )

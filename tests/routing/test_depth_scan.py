@@ -109,13 +109,15 @@ def test_options(variant, options):
   assert max(relative_gaps(plain, ours).values()) < 1e-9
 
 
-@pytest.mark.parametrize(
-  "variant", ["standard", "delta_block", "delta", "attnres_block"]
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_float32(variant):
+  """Gradients differ by 1e-5, or as much as rounding does in the plain scan."""
+  exact, _ = both_scans(variant)
   plain, ours = both_scans(variant, dtype="float32")
   np.testing.assert_allclose(ours[0], plain[0], rtol=1e-5, atol=1e-5)
-  assert max(relative_gaps(plain, ours).values()) < 1e-5
+  gaps, rounding = relative_gaps(plain, ours), relative_gaps(exact, plain)
+  for name, gap in gaps.items():
+    assert gap < max(1e-5, 1.5 * rounding[name]), name
 
 
 @pytest.mark.parametrize("variant", ["delta_block", "delta", "rd_attnres"])
@@ -136,16 +138,18 @@ def test_a_scan_of_one_layer():
   assert max(relative_gaps(plain, ours).values()) < 1e-9
 
 
-def test_memory_grows_with_depth_not_its_square():
+@pytest.mark.parametrize("remat", REMAT_POLICIES)
+@pytest.mark.parametrize("variant", ["delta", "full_additive", "delta_block"])
+def test_memory_grows_with_depth_not_its_square(variant, remat):
   def temporaries(scan, layers):
     config = tiny_config(
-      "delta",
+      variant,
       num_layers=layers,
-      num_blocks=1,
+      num_blocks=4,
       width=32,
       dtype="float32",
       param_dtype="float32",
-      remat="full",
+      remat=remat,
       scan=scan,
     )
     model = TransformerLM(config)
@@ -159,6 +163,7 @@ def test_memory_grows_with_depth_not_its_square():
     return compiled.memory_analysis().temp_size_in_bytes
 
   ours = temporaries("append_only", 64) / temporaries("append_only", 32)
-  plain = temporaries("plain", 64) / temporaries("plain", 32)
   assert ours < 2.1
-  assert plain > 3  # the measure can see the square
+  if (variant, remat) == ("delta", "full"):
+    plain = temporaries("plain", 64) / temporaries("plain", 32)
+    assert plain > 3  # the measure can see the square
