@@ -71,9 +71,9 @@ class Options:
   width: int = 256
   sequence_length: int = 256
   batch_size: int = 4
-  num_blocks: int = 4
-  dtype: str = "bfloat16"
-  remat: str = "full"
+  num_blocks: int | None = None
+  dtype: str | None = None
+  remat: str | None = None
   scan: str = "append_only"
   json: pathlib.Path | None = None
 
@@ -98,23 +98,31 @@ def model_config(options: Options) -> ModelConfig:
   return ModelConfig(
     vocab_size=259,
     width=options.width,
-    num_layers=max(options.num_blocks, 1),
+    num_layers=4,
     num_heads=heads,
     num_kv_heads=max(heads // 2, 1),
     head_dim=head_dim,
     mlp_width=4 * options.width,
+    dtype="bfloat16",
+    remat="full",
+    routing=RoutingConfig(num_blocks=4),
   )
 
 
 def run_config(options: Options, variant: str, layers: int) -> RunConfig:
+  model = model_config(options)
   return RunConfig(
     model=dataclasses.replace(
-      model_config(options),
+      model,
       num_layers=layers,
-      dtype=options.dtype,
-      remat=options.remat,
+      dtype=options.dtype or model.dtype,
+      remat=options.remat or model.remat,
       scan=options.scan,
-      routing=RoutingConfig(variant=variant, num_blocks=options.num_blocks),
+      routing=dataclasses.replace(
+        model.routing,
+        variant=variant,
+        num_blocks=options.num_blocks or model.routing.num_blocks,
+      ),
     ),
     data=DataConfig(sequence_length=options.sequence_length),
     training=TrainingConfig(batch_size=options.batch_size),

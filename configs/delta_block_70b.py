@@ -53,5 +53,5 @@ def get_config() -> RunConfig:
       warmup_steps=500,
     ),
     training=TrainingConfig(steps=10_000, batch_size=512),
-    mesh=MeshConfig(data=1, fsdp=-1, tensor=4),
+    mesh=MeshConfig(data=1, fsdp=128, tensor=4),
   )

@@ -7,7 +7,8 @@ Other variants: --model.routing.variant NAME. The paper's recipe (arXiv
 17.43 (standard), 18.58 (attnres_block), 16.00 (delta_block). Nothing here has
 reproduced them yet.
 
-Meant for 64 v5p chips, parameters split over all of them; at 1M tokens a step:
+Meant for 64 v5p chips, parameters split over all of them (other machines:
+--mesh.fsdp N); at 1M tokens a step:
 
     python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
         --training.batch-size 512
@@ -48,5 +49,5 @@ def get_config() -> RunConfig:
       warmup_steps=500,
     ),
     training=TrainingConfig(steps=10_000, batch_size=64),
-    mesh=MeshConfig(data=1, fsdp=-1),
+    mesh=MeshConfig(data=1, fsdp=64),
   )

@@ -117,10 +117,23 @@ def _parse(
     asked = arguments[:1] in (["--help"], ["-h"])
     raise SystemExit(0 if asked else USAGE_ERROR)
   path, *rest = arguments
+  _check_named_once(rest)
   default = make_default(load_config(path), pathlib.Path(path).stem)
   return tyro.cli(
     type(default), prog=f"{command} {path}", default=default, args=rest
   )
+
+
+def _check_named_once(arguments: Sequence[str]) -> None:
+  """Raises ConfigError if an option is given twice: one would be ignored."""
+  seen: set[str] = set()
+  for argument in arguments:
+    if not argument.startswith("--"):
+      continue
+    name = argument.split("=")[0].replace("_", "-")
+    if name in seen:
+      raise ConfigError(f"{name} is given twice; give it once.")
+    seen.add(name)
 
 
 def config_files() -> list[str]:

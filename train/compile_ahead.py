@@ -8,9 +8,11 @@ cannot be used.
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 
+from deltajax.config import ConfigError
 from deltajax.training.ahead import (
   compile_step,
   DoesNotFitError,
@@ -23,6 +25,10 @@ from train.cli import main, parse_ahead, RUN_ERROR
 def command(arguments: list[str]) -> None:
   """Compiles, then prints what the step needs."""
   run = parse_ahead("python -m train.compile_ahead", arguments)
+  if run.json is not None and not run.json.absolute().parent.is_dir():
+    raise ConfigError(
+      f"--json {run.json}: there is no directory {run.json.absolute().parent}."
+    )
   target = get_target(run.topology)
   try:
     report = compile_step(run.config, target, run.name)
@@ -40,7 +46,9 @@ def command(arguments: list[str]) -> None:
 
 def _write(file: pathlib.Path | None, report: dict) -> None:
   if file is not None:
-    file.write_text(json.dumps(report, indent=2) + "\n")
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(json.dumps(report, indent=2) + "\n")
+    os.replace(temporary, file)
 
 
 if __name__ == "__main__":

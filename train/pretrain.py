@@ -1,10 +1,10 @@
 """Pretrains a model, or resumes it: python -m train.pretrain CONFIG ..."""
 
 import jax
-import numpy as np
 
 from deltajax.analysis.routing_summary import routing_table, summarize_routing
 from deltajax.models.generation import generate
+from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
 from train.cli import main, parse_run
 
@@ -19,10 +19,22 @@ def command(arguments: list[str]) -> None:
 
 
 def print_report(result: RunResult) -> None:
-  """Prints validation, a sample, the routing and where everything lies."""
+  """Prints validation, a sample, the routing and where everything lies.
+
+  All hosts must call it, since all hold parameters; one prints.
+  """
+  lines = report_lines(result)
+  if hosts.is_main_host():
+    print("\n".join(lines))
+
+
+def report_lines(result: RunResult) -> list[str]:
+  """What `print_report` prints."""
   model, params = result.trainer.model, result.state.params
   bits = result.validation["validation/bits_per_byte"]
-  print(f"\nvalidation: {bits:.3f} bits per byte after {result.step} updates")
+  lines = [
+    f"\nvalidation: {bits:.3f} bits per byte after {result.step} updates"
+  ]
 
   tokenizer = result.data.tokenizer
   prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
@@ -35,8 +47,8 @@ def print_report(result: RunResult) -> None:
     key=jax.random.key(0),
     vocab_size=tokenizer.vocab_size,
   )
-  print("\nsample:")
-  print(SAMPLE_PROMPT + tokenizer.decode(np.asarray(tokens[0])))
+  sample = tokenizer.decode(hosts.fetch(tokens)[0])
+  lines += ["\nsample:", SAMPLE_PROMPT + sample]
 
   batch = {name: x[:4, :-1] for name, x in result.data.validation[0].items()}
   summaries = summarize_routing(
@@ -47,14 +59,19 @@ def print_report(result: RunResult) -> None:
     positions=batch["positions"],
   )
   if summaries:
-    print("\nrouting: mean of the largest weight, beside the uniform value")
-    print(routing_table(summaries))
+    lines.append(
+      "\nrouting: mean of the largest weight, beside the uniform value"
+    )
+    lines.append(routing_table(summaries))
 
   directory = result.directory
-  print(f"\nconfig       {directory.config}")
-  print(f"metrics      {directory.metrics}")
-  print(f"tensorboard  {directory.tensorboard}")
-  print(f"checkpoints  {directory.checkpoints}")
+  return [
+    *lines,
+    f"\nconfig       {directory.config}",
+    f"metrics      {directory.metrics}",
+    f"tensorboard  {directory.tensorboard}",
+    f"checkpoints  {directory.checkpoints}",
+  ]
 
 
 if __name__ == "__main__":

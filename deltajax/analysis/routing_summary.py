@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deltajax.models.transformer import TransformerLM
+from deltajax.models.transformer import partitionable, TransformerLM
 from deltajax.routing.router import CAPTURE
 from deltajax.routing.schedule import build_schedule, Schedule
 
@@ -54,6 +54,8 @@ def capture_weights(
     `attention_router` and `mlp_router` with all layers on the first axis, and
     `final_router` with an axis of one, where the variant has it.
   """
+
+  model = TransformerLM(partitionable(model.config))
 
   @jax.jit
   def run(params, tokens_BxT, kwargs):

@@ -1,12 +1,13 @@
 """Batches: a stored split becomes rows, and rows become training batches.
 
 Batch k of a training run is a pure function of (seed, k, source). Neither
-threads nor the number of shards have a say in it, so that a run can be
+threads nor the number of hosts have a say in it, so that a run can be
 resumed anywhere.
 
 Shapes: B batch, T sequence; `_T1` is T+1.
 """
 
+from collections.abc import Sequence
 import os
 from pathlib import Path
 
@@ -70,42 +71,36 @@ def train_iterator(
   *,
   batch_size: int,
   seed: int,
-  shard_index: int = 0,
-  num_shards: int = 1,
+  rows: Sequence[int] | np.ndarray | None = None,
   num_threads: int = 1,
 ) -> grain.DatasetIterator[Batch]:
   """Returns an endless iterator over batches, shuffled anew in each epoch.
 
   An epoch holds every row once; a batch may begin in one epoch and end in the
   next. `get_state` (a JSON-serialisable dict) and `set_state` resume exactly,
-  also with another number of shards or threads.
+  also with other rows or threads.
 
   Args:
     source: the rows.
-    batch_size: B, the rows of one step over all shards.
+    batch_size: B, the rows of one step over all hosts.
     seed: decides the order; 0 <= seed < 2**32.
-    shard_index: which part of every batch to return.
-    num_shards: in how many parts of B / num_shards rows a batch is cut; the
-      parts, one behind the other, are the batch of num_shards=1.
+    rows: which rows of every batch to read and return; None for all.
     num_threads: threads that prepare batches ahead; 0 prepares each on demand.
 
   Returns:
-    Batches: dicts of int32 arrays [B / num_shards, T+1].
+    Batches: dicts of int32 arrays [len(rows), T+1].
 
   Raises:
-    ConfigError: B does not fit the source or the shards, or a bad seed.
+    ConfigError: B does not fit the source, rows that a batch does not have, or
+      a bad seed.
   """
-  _check_at_least("num_shards", num_shards, 1)
   _check_at_least("batch_size", batch_size, 1)
   _check_at_least("num_threads", num_threads, 0)
-  if not 0 <= shard_index < num_shards:
+  own = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
+  if own.ndim != 1 or not len(own) or own.min() < 0 or own.max() >= batch_size:
     raise ConfigError(
-      f"shard_index {shard_index} must be from 0 to num_shards - 1 = "
-      f"{num_shards - 1}."
-    )
-  if batch_size % num_shards:
-    raise ConfigError(
-      f"batch_size {batch_size} must be a multiple of num_shards {num_shards}."
+      f"rows {own.tolist()} must be some of 0 to {batch_size - 1}, the rows of"
+      f" a batch of {batch_size}."
     )
   if batch_size > len(source):
     raise ConfigError(
@@ -118,11 +113,14 @@ def train_iterator(
   # Endless for every purpose. repeat() without a number has length
   # sys.maxsize, which overflows in batches of one row (grain 0.2.18).
   epochs = 2**62 // len(source)
-  rows = grain.MapDataset.source(source).seed(seed).shuffle().repeat(epochs)
-  # Batching before slicing makes each shard a contiguous part of the batch,
-  # and makes the state (how many batches) the same for any number of shards.
-  parts = rows.batch(batch_size // num_shards)
-  batches = parts[shard_index::num_shards]
+  order = grain.MapDataset.source(source).seed(seed).shuffle().repeat(epochs)
+
+  def batch(number: int) -> Batch:
+    found = [order[int(number * batch_size + row)] for row in own]
+    return {name: np.stack([row[name] for row in found]) for name in found[0]}
+
+  # The state is how many batches were read: the same whatever the rows.
+  batches = grain.MapDataset.range(len(order) // batch_size).map(batch)
   options = grain.ReadOptions(
     num_threads=num_threads, prefetch_buffer_size=4 * num_threads
   )

@@ -146,16 +146,16 @@ def choose_attention(
 ) -> AttentionChoice:
   """Returns the implementation that serves a case.
 
-  Only the automatic choice looks at the platform. A name is accepted on any
-  host if it supports the case, so that programs can be compiled ahead of time
-  for devices that are not there: choose with the target's `platform`, and put
-  the name into the config. (`cudnn` needs JAX's CUDA plug-in for that.)
+  A name is refused on a platform that it does not run on. The platform is that
+  of the devices that are compiled for, which need not be there. (`cudnn` needs
+  JAX's CUDA plug-in all the same.)
 
   Args:
     case: what is computed.
     implementation: a name, or None for the first that supports the case of
       `splash` (tpu), `cudnn` (gpu), `xla`.
-    platform: `cpu`, `gpu` or `tpu`. None: that of JAX's default backend.
+    platform: `cpu`, `gpu` or `tpu`. None: that of JAX's default backend, and
+      a name may be meant for another.
 
   Raises:
     ConfigError: if the implementation is unknown or does not support the case.
@@ -163,6 +163,8 @@ def choose_attention(
   if implementation is not None:
     check_name("attention implementation", implementation, IMPLEMENTATIONS)
     reason = IMPLEMENTATIONS[implementation].refusal(case)
+    if platform is not None:
+      reason = _refusal_on(platform, implementation, case)
     if reason is not None:
       raise ConfigError(f"attention {implementation!r} cannot serve: {reason}.")
     return AttentionChoice(implementation, {})
@@ -170,16 +172,14 @@ def choose_attention(
     platform = jax.default_backend()
   rejected: dict[str, str] = {}
   for name in AUTOMATIC:
-    reason = _automatic_refusal(name, case, platform)
+    reason = _refusal_on(platform, name, case)
     if reason is None:
       return AttentionChoice(name, rejected)
     rejected[name] = reason
   raise ConfigError(f"no attention implementation serves {case}: {rejected}.")
 
 
-def _automatic_refusal(
-  name: str, case: AttentionCase, platform: str
-) -> str | None:
+def _refusal_on(platform: str, name: str, case: AttentionCase) -> str | None:
   needed = IMPLEMENTATIONS[name].platform
   if needed not in (None, platform):
     return f"it runs on {needed}, the platform is {platform}"
@@ -374,7 +374,7 @@ class Implementation(NamedTuple):
   Attributes:
     run: (query, key, value, segment_ids) -> mixed.
     refusal: case -> why it is not supported, or None.
-    platform: the only one that the automatic choice takes it for; None: any.
+    platform: the only one that it runs on; None: any.
   """
 
   run: Callable[..., jax.Array]

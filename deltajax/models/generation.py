@@ -3,7 +3,6 @@
 Shapes: B batch, P prompt, T prompt and new tokens, V vocabulary.
 """
 
-import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from deltajax.models.transformer import (
   output_head,
   output_logits,
+  partitionable,
   TransformerLM,
 )
 from deltajax.routing.validation import ConfigError
@@ -32,7 +32,8 @@ def generate(
 ) -> jax.Array:
   """Continues prompts; returns new tokens [B, max_new_tokens].
 
-  Every token costs a forward pass over the whole text.
+  Every token costs a forward pass over the whole text, in plain XLA whatever
+  the config says: see `partitionable`.
 
   Args:
     model: the model.
@@ -76,8 +77,7 @@ def generate(
       f"prompt ids run from {least} to {most}; the model has ids 0 to"
       f" {size - 1}."
     )
-  # Attention is chosen anew: what suits training may not serve these lengths.
-  model = TransformerLM(dataclasses.replace(model.config, attention=None))
+  model = TransformerLM(partitionable(model.config))
   options = _Options(max_new_tokens, temperature, top_k, top_p, vocab_size)
   return _generate(model, options, params, prompt_tokens, key)
 

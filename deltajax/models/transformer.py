@@ -3,6 +3,7 @@
 Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs, U roles.
 """
 
+import dataclasses
 from typing import Any
 
 from flax import linen as nn
@@ -251,6 +252,16 @@ class TransformerLM(nn.Module):
         f"token ids run from {least} to {most}; the vocabulary has ids 0 to"
         f" {self.config.vocab_size - 1}."
       )
+
+
+def partitionable(config: ModelConfig) -> ModelConfig:
+  """The config with plain XLA throughout: any length, any platform.
+
+  Kernels run on the mesh that they are traced for. What reads a model beside
+  its training (samples, reports) has parameters on a mesh and no such trace;
+  the compiler then partitions, which it can do for its own operations alone.
+  """
+  return dataclasses.replace(config, attention="xla", depth_attention="xla")
 
 
 def output_logits(hidden: jax.Array, head_DxV: jax.Array) -> jax.Array:

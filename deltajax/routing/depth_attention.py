@@ -225,7 +225,9 @@ def _weighted(
   """
   memory = sources.memory_SxBxTxD
   visible_Rx1 = jnp.broadcast_to(sources.visible, len(queries_RxK))[:, None]
-  kinds = [(memory, jnp.arange(len(memory)) < visible_Rx1)]
+  kinds: list[tuple[jax.Array, Any]] = [
+    (memory, jnp.arange(len(memory)) < visible_Rx1)
+  ]
   if sources.null_D is not None:
     null = jnp.broadcast_to(sources.null_D, (1, *memory.shape[1:]))
     kinds.insert(0, (null.astype(memory.dtype), True))

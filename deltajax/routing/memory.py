@@ -161,14 +161,16 @@ class DepthState:
     """
     output_BxTxD = output_BxTxD.astype(self.stream_BxTxD.dtype)
     output_BxTxD = constrain(output_BxTxD, "batch", "sequence", "features")
-    moved = self.replace(
+    moved = dataclasses.replace(
+      self,
       stream_BxTxD=self.stream_BxTxD + output_BxTxD,
       running_BxTxD=self.running_BxTxD + output_BxTxD,
     )
     if appends == "nothing":
       return moved
     closed_BxTxD = APPENDS[appends].closed(moved)
-    return moved.replace(
+    return dataclasses.replace(
+      moved,
       running_BxTxD=jnp.where(step.closes, 0, moved.running_BxTxD),
       recent=(*self.recent, closed_BxTxD),
     )
@@ -185,7 +187,7 @@ class DepthState:
       memory = memory.append(
         source_BxTxD, step.slot, step.closes, APPENDS[appends].less_newest
       )
-    return self.replace(memory=memory, recent=())
+    return dataclasses.replace(self, memory=memory, recent=())
 
 
 @dataclasses.dataclass(frozen=True)

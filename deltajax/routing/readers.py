@@ -9,7 +9,7 @@ Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -33,11 +33,11 @@ class Reader(NamedTuple):
   backward: Callable[..., tuple[jax.Array, jax.Array]]
 
 
+# Logical axes.
 QUERIES = (None, None)
 SLOTS = (None, "batch", "sequence", None)
-READ = PartialRead(
-  mix_RxBxTxD=(None, "batch", "sequence", None),
-  lse_RxHxBxT=(None, None, "batch", "sequence"),
+READ: Any = PartialRead._make(
+  [(None, "batch", "sequence", None), (None, None, "batch", "sequence")]
 )
 
 

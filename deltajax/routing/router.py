@@ -5,6 +5,7 @@ all sources of a read (null, slots, running).
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from flax import linen as nn
 import jax
@@ -209,7 +210,8 @@ def read_together(
     jax.tree.map(lambda x, q=q, end=end: x[end - len(q) : end], read)
     for q, end in zip(queries, ends, strict=True)
   ]
-  return reads, state.replace(memory=DepthMemory(slots_SxBxTxD))
+  memory = DepthMemory(slots_SxBxTxD)
+  return reads, dataclasses.replace(state, memory=memory)
 
 
 def _combine(matrix: Matrix, stacked: jax.Array) -> jax.Array:

@@ -2,10 +2,15 @@
 
 from collections.abc import Callable, Mapping
 import contextlib
+import glob
+import hashlib
+import importlib.util
 import os
 import threading
+from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 import numpy as np
 
 from deltajax.config import ConfigError, HostsConfig
@@ -28,36 +33,132 @@ def start(
     config: how the hosts find each other.
     log: takes lines for the console.
     hint_after: seconds.
+
+  Raises:
+    ConfigError: if the environment says too little, or hosts do not join.
   """
-  if config.cluster == "none":
-    return
-  if config.cluster == "auto" and not several_hosts(os.environ):
-    return
-  if jax.distributed.is_initialized():
+  if config.cluster == "none" or jax.distributed.is_initialized():
     return
   who = "the hosts that the environment names"
+  options: dict[str, Any] = {}
+  optional = False
   if config.cluster == "explicit":
     who = (
       f"{config.count} hosts at {config.coordinator} (this is host"
       f" {config.index})"
     )
-  with waiting_hint(who, log, hint_after):
-    jax.distributed.initialize(
-      coordinator_address=config.coordinator,
-      num_processes=config.count,
-      process_id=config.index,
-    )
+    options = {
+      "coordinator_address": config.coordinator,
+      "num_processes": config.count,
+      "process_id": config.index,
+    }
+  elif os.environ.get("JAX_COORDINATOR_ADDRESS"):
+    options = _named_by_jax(os.environ)
+  elif not several_hosts(os.environ):
+    # The workers of a Cloud TPU VM are known to its metadata server alone.
+    if not _is_tpu_vm():
+      return
+    optional = True
+  try:
+    with waiting_hint(who, log, hint_after):
+      jax.distributed.initialize(**options)
+  except (ValueError, OSError) as error:
+    if not optional:
+      raise ConfigError(f"this host cannot join {who}: {error}") from None
+    log(f"hosts     this one alone: no TPU workers are named here ({error})")
+  except RuntimeError as error:
+    raise ConfigError(f"this host cannot join {who}: {error}") from None
 
 
 def several_hosts(environment: Mapping[str, str]) -> bool:
-  """Whether the environment is that of one host among several."""
-  if environment.get("JAX_COORDINATOR_ADDRESS"):
-    return True
+  """Whether the environment itself says that this is one host among several.
+
+  A Slurm allocation counts where `srun` has started this process; `sbatch`
+  alone runs a script once, whatever it has been allocated.
+  """
   if environment.get("MEGASCALE_COORDINATOR_ADDRESS"):
     return True
   if len(environment.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
     return True
+  if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= environment.keys():
+    return False
   return int(environment.get("SLURM_NTASKS") or 1) > 1
+
+
+def _named_by_jax(environment: Mapping[str, str]) -> dict[str, Any]:
+  """Arguments of `jax.distributed.initialize` from JAX_ variables."""
+  names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+  missing = [name for name in names if not environment.get(name)]
+  if missing:
+    raise ConfigError(
+      f"JAX_COORDINATOR_ADDRESS is set, {' and '.join(missing)} not; set all"
+      f" three, or start with --hosts.cluster none or explicit."
+    )
+  address, count, index = (environment[name] for name in names)
+  if not (count.isdecimal() and index.isdecimal()):
+    raise ConfigError(
+      f"JAX_NUM_PROCESSES is {count!r} and JAX_PROCESS_ID {index!r}; they must"
+      " be numbers."
+    )
+  return {
+    "coordinator_address": address,
+    "num_processes": int(count),
+    "process_id": int(index),
+  }
+
+
+def _is_tpu_vm() -> bool:
+  """Whether this machine has TPU chips, JAX can use them, and may ask."""
+  if importlib.util.find_spec("libtpu") is None:
+    return False
+  if os.environ.get("TPU_SKIP_MDS_QUERY"):
+    return False
+  if os.environ.get("JAX_PLATFORMS", "tpu") not in ("", "tpu"):
+    return False
+  return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def agree(facts: Mapping[str, str], error: ConfigError | None = None) -> None:
+  """Raises on every host if something is wrong on one, or hosts differ.
+
+  All hosts must call it, with the same names: before anything is compiled,
+  since hosts that run different programs would wait for each other for ever.
+
+  Args:
+    facts: what must be the same everywhere.
+    error: what is wrong on this host, if anything.
+
+  Raises:
+    ConfigError: `error` itself here; on other hosts, which host it came from.
+  """
+  if jax.process_count() > 1:
+    digests = [
+      np.frombuffer(hashlib.sha256(value.encode()).digest()[:4], np.int32)[0]
+      for value in facts.values()
+    ]
+    mine = np.array([error is not None, *digests], np.int32)
+    table = multihost_utils.process_allgather(mine)
+    if error is None and table[:, 0].any():
+      host = int(table[:, 0].argmax())
+      error = ConfigError(
+        f"host {host} cannot start; its own message says why."
+      )
+    for column, name in enumerate(facts, 1):
+      if error is None and (table[:, column] != table[0, column]).any():
+        other = int((table[:, column] != table[0, column]).argmax())
+        error = ConfigError(
+          f"host {other} has another {name} than host 0; every host must run"
+          " the same command on the same files."
+        )
+  if error is not None:
+    raise error
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+  """A global array as NumPy; all hosts must ask for it."""
+  if x.is_fully_addressable or x.is_fully_replicated:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)
 
 
 @contextlib.contextmanager
@@ -84,29 +185,36 @@ def is_main_host() -> bool:
   return jax.process_index() == 0
 
 
-def rows_of_this_host(sharding: Sharding, batch_size: int) -> tuple[int, int]:
-  """Which rows of a batch this host's devices hold, as (shard, shards).
+def rows_of_host(
+  sharding: Sharding, batch_size: int, host: int | None = None
+) -> np.ndarray:
+  """Which rows of a batch a host's devices hold, in ascending order.
 
-  Hosts that share the same rows (because `tensor` or `context` crosses hosts)
-  get the same answer.
+  They need not lie together: a mesh follows the wires between chips, not the
+  numbers of hosts. Hosts that share rows (because `tensor` or `context` crosses
+  hosts) get the same answer.
 
   Args:
     sharding: of the run.
     batch_size: rows of the batch, over all hosts.
+    host: index of the host; None for this one.
 
   Raises:
-    ConfigError: if the rows of this host are not one run of equal shards.
+    ConfigError: if hosts share some of their rows and not all.
   """
-  rows = sharding.named("batch").addressable_devices_indices_map((batch_size,))
-  held = np.zeros(batch_size, bool)
-  for index in rows.values():
-    held[index] = True
-  count = int(held.sum())
-  first = int(held.argmax())
-  if not held[first : first + count].all() or first % count:
-    raise ConfigError(
-      f"host {jax.process_index()} holds rows {np.flatnonzero(held).tolist()}"
-      f" of {batch_size}, which is not one of equal contiguous parts; give"
-      " the mesh axes `data` and `fsdp` sizes in which hosts are whole."
-    )
-  return first // count, batch_size // count
+  host = jax.process_index() if host is None else host
+  held: dict[int, np.ndarray] = {}
+  rows_of = sharding.named("batch").devices_indices_map
+  indices: Mapping[Any, Any] = rows_of((batch_size,))
+  for device, index in indices.items():
+    rows = held.setdefault(device.process_index, np.zeros(batch_size, bool))
+    rows[index] = True
+  for other, rows in held.items():
+    if (rows & held[host]).any() and (rows != held[host]).any():
+      raise ConfigError(
+        f"host {host} holds rows {np.flatnonzero(held[host]).tolist()} of"
+        f" {batch_size}, host {other} {np.flatnonzero(rows).tolist()}; hosts"
+        " must hold the same rows or none in common. Give the mesh axes sizes"
+        " in which hosts are whole."
+      )
+  return np.flatnonzero(held[host])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import json
 import math
 import pathlib
 from typing import Any
@@ -10,7 +11,13 @@ import jax
 import numpy as np
 
 from deltajax.checkpoints.manager import Checkpoints
-from deltajax.config import ConfigError, from_dict, RunConfig, to_dict
+from deltajax.config import (
+  ConfigError,
+  from_dict,
+  HostsConfig,
+  RunConfig,
+  to_dict,
+)
 from deltajax.data.packing import PackedSequences, target_mask
 from deltajax.data.pipeline import (
   load_split,
@@ -23,7 +30,7 @@ from deltajax.training.mesh import place_batch
 from deltajax.training.metrics import metrics_writer, MetricsWriter, Progress
 from deltajax.training.run_directory import check_same_run, RunDirectory
 from deltajax.training.step import Batch, Trainer, TrainState
-from deltajax.training.summary import summary
+from deltajax.training.summary import attention_choice, host_line, summary
 
 
 class NonFiniteError(RuntimeError):
@@ -119,28 +126,24 @@ def train(
     NonFiniteError: if the loss or gradient stops being finite.
   """
   hosts.start(config.hosts, log)
+  log(host_line())
   if not hosts.is_main_host():
     log = _say_nothing
-  dtype = config.model.dtype
-  if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
-    raise ConfigError(
-      f"model.dtype is {dtype}, but JAX would compute in float32; set"
-      " JAX_ENABLE_X64=1."
-    )
   directory = RunDirectory(workdir)
-  directory.check(config)
-  trainer = Trainer(config)
-  data = load_data(config)
+  try:
+    trainer, data = _prepare(config, directory)
+  except ConfigError as error:
+    hosts.agree(dict.fromkeys(_FACTS, ""), error)
+    raise
+  shared = to_dict(dataclasses.replace(config, hosts=HostsConfig()))
+  facts = (json.dumps(shared), data.train.fingerprint, str(workdir))
+  hosts.agree(dict(zip(_FACTS, facts, strict=True)))
   training = config.training
-  shard, num_shards = hosts.rows_of_this_host(
-    trainer.sharding, training.batch_size
-  )
   batches = train_iterator(
     data.train,
     batch_size=training.batch_size,
     seed=training.seed,
-    shard_index=shard,
-    num_shards=num_shards,
+    rows=hosts.rows_of_host(trainer.sharding, training.batch_size),
   )
   abstract_state = trainer.abstract_state()
   for line in summary(
@@ -152,6 +155,7 @@ def train(
 
   with Checkpoints(directory.checkpoints, training.keep_checkpoints) as saved:
     step = saved.latest_step() or 0
+    hosts.agree({"newest checkpoint": str(step)})
     if step:
       saved_config = from_dict(RunConfig, saved.config(step))
       check_same_run(saved_config, config, f"checkpoint {step} of {workdir}")
@@ -179,6 +183,26 @@ def train(
     step=max(step, last_step),
     validation=validation,
   )
+
+
+# What all hosts of a run must have in common.
+_FACTS = ("config", "training data", "--workdir")
+
+
+def _prepare(
+  config: RunConfig, directory: RunDirectory
+) -> tuple[Trainer, RunData]:
+  """Whatever can be wrong with a run, before it starts."""
+  dtype = config.model.dtype
+  if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
+    raise ConfigError(
+      f"model.dtype is {dtype}, but JAX would compute in float32; set"
+      " JAX_ENABLE_X64=1."
+    )
+  directory.check(config)
+  trainer = Trainer(config)
+  attention_choice(config, trainer.sharding)
+  return trainer, load_data(config)
 
 
 class _Session:
@@ -210,7 +234,9 @@ class _Session:
     training = self._trainer.config.training
     pending = None
     while step < last_step:
-      batch = place_batch(self._trainer.sharding, next(batches))
+      batch = place_batch(
+        self._trainer.sharding, next(batches), training.batch_size
+      )
       state, metrics = self._update(state, batch)
       step += 1
       # Metrics are read one update late, so that the device never waits.
@@ -235,16 +261,12 @@ class _Session:
     """Loss in nats per token and bits per byte on the fixed validation set."""
     bytes_per_token = np.asarray(self._data.tokenizer.bytes_per_token)
     sharding = self._trainer.sharding
-    shard, num_shards = hosts.rows_of_this_host(
-      sharding, len(self._data.validation[0]["tokens"])
-    )
+    batch_size = len(self._data.validation[0]["tokens"])
+    rows = hosts.rows_of_host(sharding, batch_size)
     loss = tokens = num_bytes = 0.0
     for batch in self._data.validation:
-      rows = len(batch["tokens"]) // num_shards
-      own = {
-        name: x[shard * rows : (shard + 1) * rows] for name, x in batch.items()
-      }
-      sums = self._loss(state.params, place_batch(sharding, own))
+      own = {name: x[rows] for name, x in batch.items()}
+      sums = self._loss(state.params, place_batch(sharding, own, batch_size))
       mask = target_mask(batch["segment_ids"])
       loss += float(sums.loss)
       tokens += float(sums.tokens)

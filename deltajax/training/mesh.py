@@ -54,8 +54,12 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   """
   devices = jax.devices() if devices is None else list(devices)
   shape = axis_sizes(config, len(devices))
-  slices = {getattr(device, "slice_index", 0) for device in devices}
-  if len(slices) == 1:
+  slices = {
+    getattr(device, "slice_index", 0)
+    for device in devices
+    if device.platform == "tpu"  # On GPUs it is the node.
+  }
+  if len(slices) <= 1:
     array = mesh_utils.create_device_mesh(
       shape, devices, allow_split_physical_axes=True
     )
@@ -166,16 +170,19 @@ def _names(path: Any) -> tuple[str, ...]:
 
 
 def place_batch(
-  sharding: Sharding, batch: Mapping[str, np.ndarray]
+  sharding: Sharding, batch: Mapping[str, np.ndarray], batch_size: int
 ) -> dict[str, jax.Array]:
   """Makes global arrays [B, T + 1] of the rows that this host has read.
 
   Args:
     sharding: of the run.
-    batch: the rows that this host's devices hold.
+    batch: the rows that this host's devices hold, `hosts.rows_of_host`.
+    batch_size: B, rows over all hosts.
   """
   rows = sharding.named("batch", None)
   return {
-    name: jax.make_array_from_process_local_data(rows, x)
+    name: jax.make_array_from_process_local_data(
+      rows, x, (batch_size, *x.shape[1:])
+    )
     for name, x in batch.items()
   }

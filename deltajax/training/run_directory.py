@@ -13,11 +13,17 @@ from deltajax.config import (
   to_dict,
 )
 
-# Fields, and whole sections, that may change between the sessions of one run.
+# Fields, and whole sections, that may change between the sessions of one run:
+# where it runs, how it computes what it computes, and what it writes down.
 MUTABLE = frozenset(
   {
     "hosts",
     "mesh",
+    "model.attention",
+    "model.depth_attention",
+    "model.remat",
+    "model.scan",
+    "training.accumulation",
     "training.stop_after",
     "training.log_every",
     "training.eval_every",

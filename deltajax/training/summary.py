@@ -6,9 +6,35 @@ import jax
 
 from deltajax.config import RunConfig
 from deltajax.data.packing import PackedSequences
-from deltajax.models.attention import AttentionCase, choose_attention
+from deltajax.models.attention import (
+  AttentionCase,
+  AttentionChoice,
+  choose_attention,
+)
 from deltajax.routing.sharding import Sharding
 from deltajax.training.mesh import AXES
+
+
+def attention_choice(config: RunConfig, sharding: Sharding) -> AttentionChoice:
+  """What serves the attention of a run.
+
+  Raises:
+    ConfigError: if the config names something that cannot.
+  """
+  return choose_attention(
+    AttentionCase.of_model(
+      config.model,
+      config.data.sequence_length,
+      context=sharding.num_shards("sequence"),
+    ),
+    config.model.attention,
+    platform=sharding.platform,
+  )
+
+
+def host_line() -> str:
+  """Which host this is: the one line that every host prints."""
+  return f"host      {jax.process_index()} of {jax.process_count()}"
 
 
 def summary(
@@ -33,20 +59,11 @@ def summary(
   axes = ", ".join(
     f"{axis} {size}" for axis, size in zip(AXES, devices.shape, strict=True)
   )
-  attention = choose_attention(
-    AttentionCase.of_model(
-      model,
-      config.data.sequence_length,
-      context=sharding.num_shards("sequence"),
-    ),
-    model.attention,
-    platform=sharding.platform,
-  )
+  attention = attention_choice(config, sharding)
   rejected = "; ".join(
     f"not {name}: {reason}" for name, reason in attention.rejected.items()
   )
   return [
-    f"host      {jax.process_index()} of {jax.process_count()}",
     f"devices   {devices.size} x {device.device_kind} ({device.platform});"
     f" mesh {axes}",
     f"routing   {routing.variant}: {routing.row.summary}",

@@ -108,22 +108,42 @@ def test_resume_equals_the_undisturbed_run(done):
     assert_same(take(resumed, 12 - done), undisturbed[done:])
 
 
-@pytest.mark.parametrize("num_shards", [2, 3, 6])
-def test_shards_are_the_parts_of_the_batch(num_shards):
+@pytest.mark.parametrize("rows", [[0, 1, 2], [5], [1, 4], [4, 0, 3, 2]])
+def test_a_host_reads_its_rows_of_the_batch(rows):
   whole = take(iterate(seed=1, batch_size=6), 9)
-  shards = [
-    take(iterate(seed=1, batch_size=6, shard_index=i, num_shards=num_shards), 9)
-    for i in range(num_shards)
-  ]
-  joined = [
-    {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    for parts in zip(*shards, strict=True)
-  ]
-  assert_same(joined, whole)
+  own = take(iterate(seed=1, batch_size=6, rows=np.array(rows)), 9)
+  assert_same(own, [{k: x[rows] for k, x in batch.items()} for batch in whole])
 
 
-def test_state_does_not_depend_on_the_number_of_shards():
-  two = iterate(seed=1, batch_size=6, shard_index=1, num_shards=2)
+class Recording:
+  """A source that writes down what is read of it."""
+
+  def __init__(self, source):
+    self.source, self.read = source, []
+
+  def __len__(self):
+    return len(self.source)
+
+  def __getitem__(self, k):
+    self.read.append(int(k))
+    return self.source[k]
+
+
+def test_a_host_reads_no_other_rows():
+  source = Recording(SOURCE)
+  options = {"seed": 1, "batch_size": 6, "num_threads": 0}
+  take(iterate(source, rows=[1, 4], **options), 3)
+  read = list(source.read)
+  assert 6 <= len(read) < 20  # Some ahead of the need.
+  whole = np.reshape(
+    row_numbers(SOURCE, take(iterate(seed=1, batch_size=6), len(read) // 2)),
+    (-1, 6),
+  )
+  assert read == whole[:, [1, 4]].ravel().tolist()
+
+
+def test_state_does_not_depend_on_the_rows():
+  two = iterate(seed=1, batch_size=6, rows=[3, 4])
   take(two, 5)
   one = iterate(seed=1, batch_size=6)
   one.set_state(two.get_state())
@@ -135,9 +155,9 @@ def test_state_does_not_depend_on_the_number_of_shards():
   [
     ({"batch_size": 24}, "batch_size 24 is larger .* 23 rows"),
     ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-    ({"num_shards": 2}, "batch_size 5 must be a multiple of num_shards 2"),
-    ({"num_shards": 0}, "num_shards must be at least 1, got 0"),
-    ({"num_shards": 5, "shard_index": 5}, "shard_index 5 must be from 0 to"),
+    ({"rows": [0, 5]}, r"rows \[0, 5\] must be some of 0 to 4"),
+    ({"rows": [-1]}, r"rows \[-1\] must be some of 0 to 4"),
+    ({"rows": []}, r"rows \[\] must be some of 0 to 4"),
     ({"seed": -1}, "seed must be from 0 to .*, got -1"),
     ({"num_threads": -1}, "num_threads must be at least 0, got -1"),
   ],

@@ -7,26 +7,32 @@ import sys
 from deltajax.config import HostsConfig, MeshConfig
 from deltajax.training.loop import train
 from tests.training.test_loop import tiny_config
+from train.pretrain import print_report
 
 
 def main(options):
+  index = options["index"]
   hosts = HostsConfig()
   if options["count"] > 1:
     hosts = HostsConfig(
       cluster="explicit",
       coordinator=f"127.0.0.1:{options['port']}",
       count=options["count"],
-      index=options["index"],
+      index=index,
     )
+  different = {k: x[index] for k, x in options.get("different", {}).items()}
+  model = {k: x for k, x in different.items() if k == "vocab_size"}
+  training = {k: x for k, x in different.items() if k == "seed"}
   config = tiny_config(
     options["corpus"],
-    stop_after=options["stop_after"],
-    mesh=MeshConfig(**options["mesh"]),
+    stop_after=options.get("stop_after"),
+    mesh=MeshConfig(**options.get("mesh", {"data": -1})),
     hosts=hosts,
+    model=model,
+    **training,
   )
-  train(
-    config, pathlib.Path(options["workdir"]), lambda x: print(x, flush=True)
-  )
+  workdir = pathlib.Path(options["workdir"])
+  print_report(train(config, workdir, lambda x: print(x, flush=True)))
 
 
 if __name__ == "__main__":

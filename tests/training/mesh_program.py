@@ -68,7 +68,8 @@ def two_updates(config, devices):
   update = trainer.jit_update()
   losses = []
   for _ in range(2):
-    state, metrics = update(state, place_batch(sharding, random_rows()))
+    batch = place_batch(sharding, random_rows(), 16)
+    state, metrics = update(state, batch)
     losses.append(float(metrics["train/loss"]))
   layout = jax.tree.map(lambda x: x.sharding, state)
   assert layout == jax.tree.map(lambda x: x.sharding, trainer.abstract_state())

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from deltajax.config import ConfigError, HostsConfig
+from deltajax.config import ConfigError, HostsConfig, MeshConfig
+from deltajax.routing.sharding import Sharding
 from deltajax.training import hosts
-from deltajax.training.mesh import make_sharding
+from deltajax.training.mesh import make_mesh, make_sharding, RULES
+from deltajax.training.targets import get_target
 from tests.training.mesh_program import run_config
 from tests.training.test_loop import losses
 
@@ -27,9 +29,12 @@ def free_port():
     return listener.getsockname()[1]
 
 
-def run_hosts(count, devices, **options):
-  """Runs `count` processes with `devices` CPU devices each to their end."""
-  options = {"count": count, "port": free_port(), "mesh": {}, **options}
+def run_hosts(count, devices, *, fails=False, **options):
+  """Runs `count` processes with `devices` CPU devices each to their end.
+
+  Returns what they printed; if they are to fail, their messages.
+  """
+  options = {"count": count, "port": free_port(), **options}
   flags = f"--xla_force_host_platform_device_count={devices}"
   processes = [
     subprocess.Popen(
@@ -47,28 +52,53 @@ def run_hosts(count, devices, **options):
   ]
   outputs = [process.communicate(timeout=300) for process in processes]
   for process, (_, stderr) in zip(processes, outputs, strict=True):
-    assert process.returncode == 0, stderr
-  return [stdout for stdout, _ in outputs]
+    assert bool(process.returncode) == fails, stderr
+  return [output[fails] for output in outputs]
 
 
 def test_two_processes_train_as_one_and_resume_each_other(corpus, tmp_path):
   one, two = tmp_path / "one", tmp_path / "two"
   run_hosts(1, 4, corpus=corpus, workdir=one, stop_after=20)
-  host_0, host_1 = run_hosts(2, 2, corpus=corpus, workdir=two, stop_after=10)
+  # Parameters are split over both hosts.
+  both = {"corpus": corpus, "workdir": two, "mesh": {"data": 1, "fsdp": 4}}
+  host_0, host_1 = run_hosts(2, 2, **both, stop_after=10)
   assert "host      0 of 2" in host_0
   assert "step 10/10" in host_0
-  assert "step" not in host_1  # one host speaks
+  assert "sample:\ndef " in host_0
+  assert "layer 1 attention" in host_0
+  said = [x for x in host_1.splitlines() if not x.startswith("[Gloo]")]
+  assert said == ["host      1 of 2"]  # One host speaks.
   # One process on another mesh takes over, and hands back.
   mesh = {"data": 1, "fsdp": 2}
   (alone,) = run_hosts(
     1, 2, corpus=corpus, workdir=two, stop_after=15, mesh=mesh
   )
   assert "resumed after 10 of 20 updates" in alone
-  host_0, _ = run_hosts(2, 2, corpus=corpus, workdir=two, stop_after=20)
+  host_0, _ = run_hosts(2, 2, **both, stop_after=20)
   assert "resumed after 15 of 20 updates" in host_0
   expected, found = losses(one), losses(two)
   assert [step for step, *_ in found] == [step for step, *_ in expected]
   np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("different", "message"),
+  [
+    ({"seed": [0, 1]}, "host 1 has another config than host 0"),
+    (
+      {"vocab_size": [259, 99]},
+      "host 1 cannot start; its own message says why",
+    ),
+  ],
+)
+def test_hosts_that_differ_all_stop(corpus, tmp_path, different, message):
+  workdir = tmp_path / "run"
+  errors = run_hosts(
+    2, 1, fails=True, corpus=corpus, workdir=workdir, different=different
+  )
+  assert message in errors[0]
+  assert "ConfigError" in errors[1]
+  assert not workdir.exists()
 
 
 def test_hint_comes_only_after_a_while():
@@ -82,20 +112,45 @@ def test_hint_comes_only_after_a_while():
   assert len(lines) == 1
 
 
+SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n[1-16]"}
+
+
 @pytest.mark.parametrize(
   ("environment", "expected"),
   [
     ({}, False),
     ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
     ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
-    ({"SLURM_NTASKS": "1"}, False),
-    ({"SLURM_NTASKS": "16"}, True),
-    ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234"}, True),
+    ({"SLURM_NTASKS": "1", **SRUN}, False),
+    ({"SLURM_NTASKS": "16", **SRUN}, True),
+    ({"SLURM_NTASKS": "16"}, False),  # sbatch without srun
     ({"MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.1"}, True),
   ],
 )
 def test_environment_of_several_hosts(environment, expected):
   assert hosts.several_hosts(environment) is expected
+
+
+@pytest.mark.parametrize(
+  ("environment", "message"),
+  [
+    ({}, "JAX_NUM_PROCESSES and JAX_PROCESS_ID not; set all three"),
+    (
+      {"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"},
+      "JAX_NUM_PROCESSES is 'two'",
+    ),
+    (
+      {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
+      "cannot join the hosts that the environment names: .*process_id=2",
+    ),
+  ],
+)
+def test_half_an_environment_is_one_message(monkeypatch, environment, message):
+  monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(ConfigError, match=message):
+    hosts.start(HostsConfig())
 
 
 @pytest.mark.parametrize(
@@ -120,4 +175,58 @@ def test_bad_options(options, message):
 
 def test_one_host_holds_every_row():
   sharding = make_sharding(run_config("delta", (1, 1, 1, 1)), jax.devices()[:1])
-  assert hosts.rows_of_this_host(sharding, 16) == (0, 1)
+  np.testing.assert_array_equal(hosts.rows_of_host(sharding, 16), range(16))
+
+
+@pytest.mark.parametrize(
+  ("topology", "mesh"),
+  [
+    ("v5e:4x4", {"data": 16}),
+    ("v5e:4x4", {"data": 1, "fsdp": 16}),
+    ("v5p:4x4x4", {"data": 1, "fsdp": 64}),
+    ("v5p:4x4x4", {"data": 2, "fsdp": 4, "tensor": 4, "context": 2}),
+    ("v5p:8x8x8", {"data": 1, "fsdp": 128, "tensor": 4}),
+    ("2*v5e:4x4", {"data": 2, "fsdp": 16}),
+    ("2*v5e:4x4", {"data": 4, "fsdp": 4, "context": 2}),
+  ],
+)
+def test_hosts_of_a_pod_hold_every_row_between_them(topology, mesh):
+  """On real topologies, in which the rows of a host do not lie together."""
+  pytest.importorskip("libtpu")
+  devices = get_target(topology).devices
+  sharding = Sharding(make_mesh(MeshConfig(**mesh), devices), RULES)
+  batch_size = 2 * mesh.get("data", 1) * mesh.get("fsdp", 1)
+  num_hosts = len({device.process_index for device in devices})
+  assert num_hosts > 1
+  held = [hosts.rows_of_host(sharding, batch_size, i) for i in range(num_hosts)]
+  assert set().union(*map(tuple, held)) == set(range(batch_size))
+  assert len({len(rows) for rows in held}) == 1  # Equal shares.
+
+
+def test_slices_are_split_by_data_alone():
+  pytest.importorskip("libtpu")
+  devices = get_target("2*v5e:4x4").devices
+  mesh = make_mesh(MeshConfig(data=4, fsdp=8), devices)
+  for i, part in enumerate(np.split(mesh.devices, 2)):
+    assert {device.slice_index for device in part.flat} == {i}
+  with pytest.raises(ConfigError, match=r"mesh\.data is 1, .* in 2 slices"):
+    make_mesh(MeshConfig(data=1, fsdp=32), devices)
+
+
+def test_hosts_that_share_only_some_rows_are_refused():
+  class Device:
+    def __init__(self, host):
+      self.process_index = host
+
+  class Halves:
+    def named(self, axis):
+      del axis
+      return self
+
+    def devices_indices_map(self, shape):
+      del shape
+      parts = [(0, 0, 4), (0, 4, 8), (1, 4, 8), (1, 8, 12)]
+      return {Device(host): (slice(a, b),) for host, a, b in parts}
+
+  with pytest.raises(ConfigError, match="same rows or none in common"):
+    hosts.rows_of_host(Halves(), 12, 0)
