@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
 from deltajax.routing.schedule import Schedule, Step
@@ -36,9 +37,10 @@ class DepthMemory:
     """A memory with room for a whole model and what it starts with."""
     shape = (schedule.num_slots, *embedding_BxTxD.shape)
     slots = jnp.zeros(shape, embedding_BxTxD.dtype)
+    memory = cls(constrain(slots, "slots", "batch", "sequence", "features"))
     if schedule.slot_names[:1] == ("e",):
-      slots = slots.at[0].set(embedding_BxTxD)
-    return cls(constrain(slots, "slots", "batch", "sequence", "features"))
+      memory = memory.append(embedding_BxTxD, jnp.int32(0), jnp.bool_(True))
+    return memory
 
   def append(
     self,
@@ -47,7 +49,10 @@ class DepthMemory:
     when: jax.Array,
     less_newest: bool = False,
   ) -> "DepthMemory":
-    """Writes a source to a slot.
+    """Writes a source to a slot, which nothing has read before.
+
+    What the slot held is not given a gradient of 0, as it should: nothing can
+    have come of it, and to write that 0 costs more than all the rest.
 
     Args:
       source_BxTxD: the source.
@@ -74,11 +79,14 @@ def _append_forward(slots_SxBxTxD, source_BxTxD, slot, when, less_newest):
 
 
 def _append_backward(less_newest, residuals, d_slots_SxBxTxD):
-  """Touches one slot, or two; JAX's own gradient would add whole memories."""
+  """Reads one slot; JAX's own gradient would add and copy whole memories."""
   slot, when = residuals
-  d_new = _get(d_slots_SxBxTxD, slot)
-  d_source_BxTxD = jnp.where(when, d_new, 0)
-  d_slots_SxBxTxD = _set(d_slots_SxBxTxD, jnp.where(when, 0, d_new), slot)
+  d_new_BxTxD = _get(d_slots_SxBxTxD, slot)
+  # Else a layout that suits whoever wants this slot may be given to them all.
+  d_new_BxTxD = with_layout_constraint(
+    d_new_BxTxD, Layout(tuple(range(d_new_BxTxD.ndim)))
+  )
+  d_source_BxTxD = jnp.where(when, d_new_BxTxD, 0)
   if less_newest:
     newest = _get(d_slots_SxBxTxD, slot - 1) - d_source_BxTxD
     d_slots_SxBxTxD = _set(d_slots_SxBxTxD, newest, slot - 1)
