@@ -5,7 +5,6 @@ Shapes: B batch, T sequence, D width, S slots of the memory.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from functools import partial
 import types
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
 from deltajax.routing.schedule import Schedule, Step
-from deltajax.routing.sharding import constrain
+from deltajax.routing.sharding import active_sharding, constrain
 
 
 @flax.struct.dataclass
@@ -65,35 +64,46 @@ class DepthMemory:
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _append(slots_SxBxTxD, source_BxTxD, slot, when, less_newest):
-  if less_newest:
-    source_BxTxD = source_BxTxD - _get(slots_SxBxTxD, slot - 1)
-  new = jnp.where(when, source_BxTxD, _get(slots_SxBxTxD, slot))
-  return _set(slots_SxBxTxD, new, slot)
+  get_row_major = _get_row_major
+  sharding = active_sharding()
+  if sharding is not None:
+    # The compiler would gather all tokens for a constraint of the layout.
+    source_axes = ("batch", "sequence", None)
+    get_row_major = sharding.shard_map(
+      _get_row_major, ((None, *source_axes), ()), source_axes
+    )
+
+  @jax.custom_vjp
+  def append(slots_SxBxTxD, source_BxTxD, slot, when):
+    if less_newest:
+      source_BxTxD = source_BxTxD - _get(slots_SxBxTxD, slot - 1)
+    new = jnp.where(when, source_BxTxD, _get(slots_SxBxTxD, slot))
+    return _set(slots_SxBxTxD, new, slot)
+
+  def forward(slots_SxBxTxD, source_BxTxD, slot, when):
+    return append(slots_SxBxTxD, source_BxTxD, slot, when), (slot, when)
+
+  def backward(residuals, d_slots_SxBxTxD):
+    # Reads one slot; JAX's own gradient would add and copy whole memories.
+    slot, when = residuals
+    d_source_BxTxD = jnp.where(when, get_row_major(d_slots_SxBxTxD, slot), 0)
+    if less_newest:
+      newest = _get(d_slots_SxBxTxD, slot - 1) - d_source_BxTxD
+      d_slots_SxBxTxD = _set(d_slots_SxBxTxD, newest, slot - 1)
+    return d_slots_SxBxTxD, d_source_BxTxD, None, None
+
+  append.defvjp(forward, backward)
+  return append(slots_SxBxTxD, source_BxTxD, slot, when)
 
 
-def _append_forward(slots_SxBxTxD, source_BxTxD, slot, when, less_newest):
-  new = _append(slots_SxBxTxD, source_BxTxD, slot, when, less_newest)
-  return new, (slot, when)
+def _get_row_major(slots_SxBxTxD, slot):
+  """A slot in the layout of the memory.
 
-
-def _append_backward(less_newest, residuals, d_slots_SxBxTxD):
-  """Reads one slot; JAX's own gradient would add and copy whole memories."""
-  slot, when = residuals
-  d_new_BxTxD = _get(d_slots_SxBxTxD, slot)
-  # Else a layout that suits whoever wants this slot may be given to them all.
-  d_new_BxTxD = with_layout_constraint(
-    d_new_BxTxD, Layout(tuple(range(d_new_BxTxD.ndim)))
-  )
-  d_source_BxTxD = jnp.where(when, d_new_BxTxD, 0)
-  if less_newest:
-    newest = _get(d_slots_SxBxTxD, slot - 1) - d_source_BxTxD
-    d_slots_SxBxTxD = _set(d_slots_SxBxTxD, newest, slot - 1)
-  return d_slots_SxBxTxD, d_source_BxTxD, None, None
-
-
-_append.defvjp(_append_forward, _append_backward)
+  Unconstrained, the layout that suits whoever wants this slot may be given to
+  the whole memory, by way of a copy.
+  """
+  return with_layout_constraint(_get(slots_SxBxTxD, slot), Layout((0, 1, 2)))
 
 
 def _get(slots, slot):
