@@ -8,7 +8,8 @@
 Every row is the loss and its gradient compiled for one device of a target:
 what the compiler reserves for temporaries, and the peak of everything. The
 last column is the temporaries relative to half as many layers (where that is a
-row too): 2 is linear in depth, 4 is quadratic.
+row too): 2 is linear in depth, 4 is quadratic. Exit code 1: a program does not
+fit its device; it has no row, and the compiler's own figures are printed.
 """
 
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ from deltajax.training.ahead import (
 from deltajax.training.mesh import make_sharding
 from deltajax.training.step import Trainer
 from deltajax.training.targets import get_target
-from train.cli import load_config
+from train.cli import load_config, main, RUN_ERROR
 
 MIB = 2**20
 
@@ -143,7 +144,8 @@ def compile_gradient(config: RunConfig, device):
   return compile_lowered(lowered)
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: Options) -> Iterator[Row | None]:
+  """Yields a row for each program; None for one that does not fit."""
   name = options.config.stem if options.config else f"width{options.width}"
   depth = model_config(options).num_layers
   depths = options.layers or ((depth,) if options.config else (32, 64))
@@ -156,6 +158,7 @@ def measure(options: Options) -> Iterator[Row]:
           compiled = compile_gradient(config, device)
         except DoesNotFitError as error:
           print(f"{target_name} {variant} {layers}: {error}", file=sys.stderr)
+          yield None
           continue
         memory = memory_use(compiled, device.platform)
         yield Row(
@@ -168,14 +171,19 @@ def measure(options: Options) -> Iterator[Row]:
         )
 
 
-def main(options: Options) -> None:
+def command(arguments: list[str]) -> None:
+  options = tyro.cli(Options, args=arguments)
   print(f"jax {jax.__version__}\n{options}")
   print(
     f"{'target':<12}{'config':<12}{'variant':<24}{'layers':>6}"
     f"{'temp MiB':>11}{'peak MiB':>11}{'of half':>9}"
   )
   rows: list[Row] = []
+  fits = True
   for row in measure(options):
+    if row is None:
+      fits = False
+      continue
     half = [
       old.temp_bytes
       for old in rows
@@ -192,7 +200,9 @@ def main(options: Options) -> None:
   if options.json is not None:
     rows_json = [dataclasses.asdict(row) for row in rows]
     options.json.write_text(json.dumps(rows_json, indent=2) + "\n")
+  if not fits:
+    raise SystemExit(RUN_ERROR)
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Options))
+  main(command)

@@ -2,12 +2,17 @@
 
     python benchmarks/step_time.py
     python benchmarks/step_time.py --variants delta delta_block --width 512
+    python benchmarks/step_time.py --meshes data=8 fsdp=8 fsdp=4,tensor=2
 
 The variants take turns, one update each, so that a machine whose speed drifts
 slows all of them; the ratio is the median over rounds of the two neighbours.
+With several meshes every variant runs on each, relative to `standard` on the
+first; CPUs are then split into as many virtual devices.
 """
 
 import dataclasses
+import functools
+import math
 import pathlib
 import statistics
 import sys
@@ -20,12 +25,16 @@ import tyro
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.config import (
+  DataConfig,
+  MeshConfig,
   ModelConfig,
   RoutingConfig,
   RunConfig,
   TrainingConfig,
 )
+from deltajax.training.mesh import make_sharding, place_batch
 from deltajax.training.step import Trainer
+from train.cli import main
 
 BASELINE = "standard"
 
@@ -45,6 +54,7 @@ class Options:
     dtype: of activations.
     remat: as in ModelConfig.
     rounds: updates of each variant that are timed.
+    meshes: sizes of mesh axes, as fsdp=4,tensor=2; other axes have size 1.
   """
 
   variants: tuple[str, ...] = ("delta_block", "attnres_block", "delta")
@@ -53,10 +63,16 @@ class Options:
   sequence_length: int = 256
   batch_size: int = 8
   num_blocks: int = 4
-  vocab_size: int = 259
+  vocab_size: int = 264
   dtype: str = "float32"
   remat: str = "none"
   rounds: int = 15
+  meshes: tuple[str, ...] = ("data=1",)
+
+
+def mesh_config(mesh: str) -> MeshConfig:
+  sizes = dict(size.split("=") for size in mesh.split(","))
+  return MeshConfig(**{"data": 1, **{k: int(n) for k, n in sizes.items()}})
 
 
 def model_config(options: Options, variant: str) -> ModelConfig:
@@ -88,48 +104,66 @@ def random_batch(options: Options) -> dict[str, np.ndarray]:
   }
 
 
-def main(options: Options) -> None:
+def make_trainer(options: Options, variant: str, mesh: MeshConfig) -> Trainer:
+  config = RunConfig(
+    model=model_config(options, variant),
+    data=DataConfig(sequence_length=options.sequence_length),
+    training=TrainingConfig(batch_size=options.batch_size),
+    mesh=mesh,
+  )
+  num_devices = math.prod(dataclasses.astuple(mesh))
+  return Trainer(config, make_sharding(config, jax.devices()[:num_devices]))
+
+
+def _call(compiled, batch, state):
+  return compiled(state, batch)
+
+
+def command(arguments: list[str]) -> None:
+  options = tyro.cli(Options, args=arguments)
+  meshes = {name: mesh_config(name) for name in options.meshes}
+  most = max(math.prod(dataclasses.astuple(mesh)) for mesh in meshes.values())
+  jax.config.update("jax_num_cpu_devices", most)
   variants = dict.fromkeys((BASELINE, *options.variants))
-  batch = random_batch(options)
+  rows = [(variant, mesh) for mesh in meshes for variant in variants]
   updates, states, seconds, compile_seconds = {}, {}, {}, {}
-  for variant in variants:
-    trainer = Trainer(
-      RunConfig(
-        model=model_config(options, variant),
-        training=TrainingConfig(batch_size=options.batch_size),
-      )
+  for row in rows:
+    variant, mesh = row
+    trainer = make_trainer(options, variant, meshes[mesh])
+    states[row] = trainer.compiled_init()
+    batch = place_batch(
+      trainer.sharding, random_batch(options), options.batch_size
     )
-    states[variant] = jax.jit(trainer.init)()
     begin = time.perf_counter()
-    updates[variant] = (
-      jax.jit(trainer.update, donate_argnums=0)
-      .lower(states[variant], batch)
-      .compile()
-    )
-    compile_seconds[variant] = time.perf_counter() - begin
-    seconds[variant] = []
+    compiled = trainer.jit_update().lower(states[row], batch).compile()
+    updates[row] = functools.partial(_call, compiled, batch)
+    compile_seconds[row] = time.perf_counter() - begin
+    seconds[row] = []
   for _ in range(options.rounds + 1):
-    for variant, update in updates.items():
+    for row, update in updates.items():
       begin = time.perf_counter()
-      states[variant], metrics = update(states[variant], batch)
-      jax.block_until_ready((states[variant], metrics))
-      seconds[variant].append(time.perf_counter() - begin)
+      states[row], metrics = update(states[row])
+      jax.block_until_ready((states[row], metrics))
+      seconds[row].append(time.perf_counter() - begin)
 
   device = jax.devices()[0]
   print(f"{device.device_kind} ({device.platform}), jax {jax.__version__}")
   print(options)
-  print(f"{'variant':<24}{'tokens/s':>10}{'ratio':>8}{'compile s':>11}")
+  print(
+    f"{'variant':<24}{'mesh':<16}{'tokens/s':>10}{'ratio':>8}{'compile s':>11}"
+  )
   tokens = options.batch_size * options.sequence_length
-  for variant, times in seconds.items():
+  for row, times in seconds.items():
     ratios = [
       base / own
-      for base, own in zip(seconds[BASELINE][1:], times[1:], strict=True)
+      for base, own in zip(seconds[rows[0]][1:], times[1:], strict=True)
     ]
+    variant, mesh = row
     print(
-      f"{variant:<24}{tokens / statistics.median(times[1:]):>10.0f}"
-      f"{statistics.median(ratios):>8.3f}{compile_seconds[variant]:>11.1f}"
+      f"{variant:<24}{mesh:<16}{tokens / statistics.median(times[1:]):>10.0f}"
+      f"{statistics.median(ratios):>8.3f}{compile_seconds[row]:>11.1f}"
     )
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Options))
+  main(command)

@@ -407,3 +407,61 @@ def test_splash_needs_the_sequence_whole():
   )
   with pytest.raises(ConfigError, match="split over context 2"):
     choose_attention(split, "splash")
+
+
+def test_splash_on_a_mesh_equals_xla_on_one_device():
+  script = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from deltajax.models.attention import dot_product_attention
+    from deltajax.routing.sharding import Sharding, use_sharding
+    from deltajax.training.mesh import RULES
+
+    mesh = jax.make_mesh(
+      (2, 2, 2, 1), ("data", "fsdp", "tensor", "context"),
+      axis_types=(jax.sharding.AxisType.Auto,) * 4,
+    )
+    sharding = Sharding(mesh, RULES)
+    rng = np.random.default_rng(0)
+    arrays = [
+      jnp.asarray(rng.standard_normal((4, 128, n, 64)), jnp.float32)
+      for n in (4, 2, 2)
+    ]
+    ids = jnp.asarray(np.sort(rng.integers(1, 4, (4, 128))), jnp.int32)
+
+    def loss(arrays, ids, name):
+      mixed = dot_product_attention(*arrays, ids, implementation=name)
+      return jnp.sum(jnp.sin(mixed)), mixed
+
+    run = jax.jit(
+      jax.value_and_grad(loss, has_aux=True), static_argnames="name"
+    )
+    expected = run(arrays, ids, name="xla")
+    with use_sharding(sharding):
+      found = run(
+        [jax.device_put(x, sharding.named("batch", None, axis, None))
+         for x, axis in zip(arrays, ("heads", "kv_heads", "kv_heads"))],
+        jax.device_put(ids, sharding.named("batch", None)),
+        name="splash_interpret",
+      )
+    assert found[0][1].sharding.shard_shape((4, 128, 4, 64)) == (1, 128, 2, 64)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found)):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    print("equal")
+  """
+  result = subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(script)],
+    env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert result.stdout.endswith("equal\n"), result.stderr[-3000:]
+
+
+def test_a_name_is_refused_on_another_platform():
+  for name, platform in (("splash", "cpu"), ("cudnn", "tpu")):
+    with pytest.raises(ConfigError, match=f"the platform is {platform}"):
+      choose_attention(CASE, name, platform=platform)
+  assert choose_attention(CASE, "splash", platform="tpu").name == "splash"

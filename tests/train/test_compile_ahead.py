@@ -76,7 +76,7 @@ def test_a_step_that_does_not_fit_ends_with_1_and_figures(tmp_path):
   file = tmp_path / "report.json"
   done = run(
     "configs/paper_1044m.py",
-    *("--topology", "v5e:1x1", *REDUCED, "--json", file),
+    *("--topology", "v5e:1x1", *REDUCED[:-2], "--json", file),
     *("--data.sequence-length", 2048, "--training.batch-size", 2048),
   )
   assert done.returncode == 1
@@ -110,6 +110,10 @@ def test_cpu_devices_and_json(tmp_path):
       "batch_size / accumulation 12 is not divisible by data x fsdp 8",
     ),
     (("--topology", "cpu:8", "--mesh.data", "3"), "needs 3 devices; there are"),
+    (
+      ("--topology", "cpu:8", "--json", "no/such/dir/report.json"),
+      "there is no directory",
+    ),
   ],
 )
 def test_user_errors_are_one_message(options, message):

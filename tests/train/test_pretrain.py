@@ -10,6 +10,12 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+def override(*arguments):
+  """Options of which later ones take the place of earlier ones."""
+  pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
+  return [x for pair in pairs.items() for x in pair]
+
+
 def run(*arguments):
   return subprocess.run(
     [sys.executable, "-m", "train.pretrain", *map(str, arguments)],
@@ -74,6 +80,14 @@ def test_trains_reports_and_resumes(corpus, tmp_path):
       ("configs/quickstart.py", "--model.routing.num-blocks", "9"),
       "num_blocks is 9, more than the 8 layers",
     ),
+    (
+      ("configs/quickstart.py", "--mesh.data", "2", "--mesh.data=5"),
+      "--mesh.data is given twice",
+    ),
+    (
+      ("configs/paper_7_6b.py",),
+      "mesh data=1, fsdp=64, tensor=1, context=1 needs 64 devices; there are 1",
+    ),
     ((), "usage: python -m train.pretrain CONFIG"),
   ],
 )
@@ -97,12 +111,16 @@ def test_user_errors_are_one_message(arguments, message, tmp_path):
     (("--training.batch-size", "99999"), "batch_size 99999 is larger"),
     (("--data.dataset", "no/such/place"), "no/such/place"),
     (("--mesh.data", "64"), "needs 64 devices; there are 1"),
+    (
+      ("--model.attention", "splash", "--data.sequence-length", "128"),
+      "attention 'splash' cannot serve: it runs on tpu, the platform is cpu",
+    ),
   ],
 )
 def test_data_and_machines_that_do_not_fit(corpus, tmp_path, options, message):
   done = run(
     *("configs/quickstart.py", "--workdir", tmp_path / "run"),
-    *("--data.dataset", corpus, *TINY, *options),
+    *override("--data.dataset", corpus, *TINY, *options),
   )
   assert done.returncode == 2, done.stderr
   assert re.search(message, done.stderr), done.stderr

@@ -1,5 +1,7 @@
 """Run in a process with 8 CPU devices: every mesh does what one device does."""
 
+import math
+import re
 import sys
 
 import chex
@@ -14,6 +16,8 @@ from deltajax.config import (
   RunConfig,
   TrainingConfig,
 )
+from deltajax.training.ahead import abstract_batch
+from deltajax.training.collectives import count_collectives
 from deltajax.training.mesh import make_sharding, place_batch
 from deltajax.training.step import Trainer
 
@@ -73,12 +77,59 @@ def two_updates(config, devices):
     losses.append(float(metrics["train/loss"]))
   layout = jax.tree.map(lambda x: x.sharding, state)
   assert layout == jax.tree.map(lambda x: x.sharding, trainer.abstract_state())
+  check_state_is_split(state, config.mesh)
   return losses, jax.device_get(state.params)
+
+
+def check_state_is_split(state, mesh):
+  """Every matrix, and its moments, lies in as many parts as fsdp x tensor."""
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  matrices = [
+    (jax.tree_util.keystr(path), x)
+    for path, x in leaves
+    if "kernel" in str(path) or "embedding" in str(path)
+  ]
+  assert len(matrices) == 3 * 8  # Parameters and two moments.
+  for name, x in matrices:
+    parts = x.size // x.addressable_shards[0].data.size
+    assert parts == mesh.fsdp * mesh.tensor, name
+  scales = [x for path, x in leaves if "attention_norm" in str(path)]
+  assert len(scales) == 3
+  for x in scales:
+    assert x.size // x.addressable_shards[0].data.size == mesh.fsdp
+
+
+def check_collectives(config):
+  """Parameters may be gathered and gradients summed; sources stay at home."""
+  trainer = Trainer(config, make_sharding(config, jax.devices()))
+  lowered = trainer.jit_update().lower(
+    trainer.abstract_state(), abstract_batch(trainer)
+  )
+  text = lowered.compile().as_text()
+  found = {x.kind: x for x in count_collectives(text)}
+  # None for each source of a read: those loops end when the data say so.
+  assert not any(x.data_dependent for x in found.values()), found
+  if config.mesh.fsdp == 1:
+    assert set(found) == {"all-reduce"}, found
+  params = jax.tree.leaves(trainer.abstract_state().params)
+  largest = 4 * max(x.size for x in params)
+  tokens = config.training.batch_size // config.training.accumulation
+  one_source = 4 * tokens * config.data.sequence_length * config.model.width
+  assert largest < one_source
+  sizes = [
+    4 * math.prod(map(int, shape.split(",")))
+    for line in text.splitlines()
+    if " all-gather" in line
+    for shape in re.findall(r"f32\[([\d,]+)\]", line.split("(")[0])
+  ]
+  assert max(sizes, default=0) <= largest
 
 
 def main(variants):
   assert len(jax.devices()) == 8
   for variant in variants:
+    for mesh in ((8, 1, 1, 1), (1, 8, 1, 1)):
+      check_collectives(run_config(variant, mesh))
     one = run_config(variant, (1, 1, 1, 1))
     losses, params = two_updates(one, jax.devices()[:1])
     for mesh in MESHES:

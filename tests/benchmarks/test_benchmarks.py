@@ -1,0 +1,75 @@
+"""The benchmark scripts run, on toys, and print what they say they print."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOY = ("--width", "32", "--sequence-length", "16", "--num-blocks", "2")
+
+
+def run(script, *options):
+  return subprocess.run(
+    [sys.executable, f"benchmarks/{script}.py", *map(str, options)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_memory(tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "memory",
+    *TOY,
+    *("--targets", "cpu:1", "--variants", "standard", "delta"),
+    *("--layers", 2, 4, "--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  rows = json.loads(file.read_text())
+  assert [(row["variant"], row["layers"]) for row in rows] == [
+    *(("standard", 2), ("standard", 4), ("delta", 2), ("delta", 4)),
+  ]
+  for row in rows:
+    assert row.keys() == {
+      *("target", "config", "variant", "layers", "temp_bytes", "peak_bytes"),
+    }
+    assert 0 < row["temp_bytes"] < row["peak_bytes"]
+    assert f"{row['temp_bytes'] / 2**20:.1f}" in done.stdout
+
+
+def test_memory_takes_what_a_config_says():
+  done = run(
+    "memory",
+    *("--config", "configs/quickstart.py", "--targets", "cpu:1"),
+    *("--variants", "delta_block", "--layers", 4, "--sequence-length", 16),
+  )
+  assert done.returncode == 0, done.stderr
+  assert "quickstart  delta_block" in done.stdout
+
+
+def test_an_unknown_target_is_one_message():
+  done = run("memory", "--targets", "v5p:4x4")
+  assert done.returncode == 2
+  assert "v5p has 3 axes" in done.stderr
+  assert "Traceback" not in done.stderr
+
+
+def test_step_time_by_mesh():
+  done = run(
+    "step_time",
+    *TOY,
+    *("--layers", 2, "--rounds", 2, "--batch-size", 4),
+    *("--variants", "delta", "--meshes", "data=1", "data=2,fsdp=2"),
+  )
+  assert done.returncode == 0, done.stderr
+  rows = [line.split() for line in done.stdout.splitlines()[-4:]]
+  assert [row[:2] for row in rows] == [
+    ["standard", "data=1"],
+    ["delta", "data=1"],
+    ["standard", "data=2,fsdp=2"],
+    ["delta", "data=2,fsdp=2"],
+  ]
+  assert all(float(row[2]) > 0 for row in rows)
