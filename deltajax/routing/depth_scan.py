@@ -13,8 +13,9 @@ streams. Where sublayers do not read the stream (AttnRes), it is what the block
 has added so far. What the policies save for each layer besides [B, T, D]:
 
   none  everything that the layer's gradient needs, except the memory.
-  dots  results of matrix products with parameters (Q, K, V, the attention
-        output, and the three of the MLP); the rest is computed again.
+  dots  results of matrix products with parameters that it needs (Q, K, V, the
+        attention output, and two of the MLP's three); the rest is computed
+        again.
   full  nothing; the whole layer is computed again.
 
 Shapes: L layers, B batch, T sequence, D width, S slots.
