@@ -24,10 +24,14 @@ $(VENV)/.installed: pyproject.toml
 # directory of its own: where it is importable, JAX looks for a TPU at start.
 LIBTPU = $(abspath $(VENV))/libtpu
 $(VENV)/.tpu: $(VENV)/.installed
+ifeq ($(shell uname -sm),Linux x86_64)
 	@echo "setup: installing libtpu, to compile for TPUs"
 	$(RUN) -m pip install --quiet --no-deps --target $(LIBTPU) "$$($(RUN) -c \
 	  'from importlib.metadata import requires; \
 	  print(*(r.split(";")[0] for r in requires("jax") if "libtpu" in r))')"
+else
+	@echo "setup: no libtpu for this machine; compiling for TPUs is not tested"
+endif
 	@touch $@
 
 quickstart: setup

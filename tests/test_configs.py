@@ -24,6 +24,8 @@ def test_config_file(name):
 @pytest.mark.parametrize("name", [n for n in FILES if n != "quickstart.py"])
 def test_recipes_say_how_to_compile_them(name):
   text = (ROOT / "configs" / name).read_text()
-  assert f"python -m train.compile_ahead configs/{name} --topology" in re.sub(
-    r"[\s\\]+", " ", text
+  text = re.sub(r"[\s\\]+", " ", text)
+  assert f"python -m train.compile_ahead configs/{name} --topology" in text
+  assert re.search(
+    r"Expected on each chip: [\d.]+ GiB of [\d.]+ at peak \(arguments", text
   )
