@@ -9,6 +9,7 @@ import dataclasses
 import typing
 from typing import Any, TypeVar
 
+from deltajax.routing.depth_attention import READERS
 from deltajax.routing.schedule import build_schedule
 from deltajax.routing.validation import (
   check_name,
@@ -64,8 +65,9 @@ class ModelConfig:
     scan: `append_only` keeps one copy of the depth memory for the gradient;
       `plain` keeps one for each layer, with the same values and gradients.
     init_std: standard deviation of kernels and embedding at initialisation.
-    depth_attention: implementation of the depth attention; None for the best
-      on the platform.
+    depth_attention: implementation of the depth attention, which serves every
+      call or raises; None for the first that supports the case on the
+      platform. See `deltajax.routing.depth_attention`.
     attention: implementation of the attention over tokens, which serves every
       call or raises; None for the first that supports the case on the
       platform. See `deltajax.models.attention`.
@@ -105,6 +107,8 @@ class ModelConfig:
     check_name("model.scan", self.scan, SCANS)
     if self.attention is not None:
       check_name("model.attention", self.attention, ATTENTION)
+    if self.depth_attention is not None:
+      check_name("model.depth_attention", self.depth_attention, READERS)
     if self.num_heads % self.num_kv_heads:
       raise ConfigError(
         f"model.num_heads {self.num_heads} is not divisible by"

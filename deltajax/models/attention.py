@@ -25,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.config import ModelConfig
+from deltajax.routing.choice import Choice, choose, traced_platform
 from deltajax.routing.sharding import active_sharding
-from deltajax.routing.validation import check_name, ConfigError
+from deltajax.routing.validation import ConfigError
 
 LANES = 128  # Splash tiles are multiples of it.
 MAX_SPLASH_HEAD_DIM = 256  # Wider heads are not tested and fill the VMEM.
@@ -74,18 +75,6 @@ class AttentionCase:
     )
 
 
-class AttentionChoice(NamedTuple):
-  """An implementation, and why those before it in the order do not serve.
-
-  Attributes:
-    name: of the implementation.
-    rejected: name -> reason.
-  """
-
-  name: str
-  rejected: dict[str, str]
-
-
 def dot_product_attention(
   query_BxTxHxC: jax.Array,
   key_BxSxKxC: jax.Array,
@@ -131,8 +120,7 @@ def dot_product_attention(
     None if segment_ids_BxT is None else str(segment_ids_BxT.dtype),
     1 if sharding is None else sharding.num_shards("sequence"),
   )
-  platform = None if sharding is None else sharding.platform
-  name = choose_attention(case, implementation, platform=platform).name
+  name = choose_attention(case, implementation, platform=traced_platform()).name
   return IMPLEMENTATIONS[name].run(
     query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT
   )
@@ -143,7 +131,7 @@ def choose_attention(
   implementation: str | None = None,
   *,
   platform: str | None = None,
-) -> AttentionChoice:
+) -> Choice:
   """Returns the implementation that serves a case.
 
   A name is refused on a platform that it does not run on. The platform is that
@@ -160,30 +148,9 @@ def choose_attention(
   Raises:
     ConfigError: if the implementation is unknown or does not support the case.
   """
-  if implementation is not None:
-    check_name("attention implementation", implementation, IMPLEMENTATIONS)
-    reason = IMPLEMENTATIONS[implementation].refusal(case)
-    if platform is not None:
-      reason = _refusal_on(platform, implementation, case)
-    if reason is not None:
-      raise ConfigError(f"attention {implementation!r} cannot serve: {reason}.")
-    return AttentionChoice(implementation, {})
-  if platform is None:
-    platform = jax.default_backend()
-  rejected: dict[str, str] = {}
-  for name in AUTOMATIC:
-    reason = _refusal_on(platform, name, case)
-    if reason is None:
-      return AttentionChoice(name, rejected)
-    rejected[name] = reason
-  raise ConfigError(f"no attention implementation serves {case}: {rejected}.")
-
-
-def _refusal_on(platform: str, name: str, case: AttentionCase) -> str | None:
-  needed = IMPLEMENTATIONS[name].platform
-  if needed not in (None, platform):
-    return f"it runs on {needed}, the platform is {platform}"
-  return IMPLEMENTATIONS[name].refusal(case)
+  return choose(
+    "attention", case, IMPLEMENTATIONS, AUTOMATIC, implementation, platform
+  )
 
 
 def splash_tile(length: int) -> int:

@@ -12,7 +12,7 @@ Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size,
 C = D / H, N all sources of a read (null, slots, running).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 import types
 from typing import Any
@@ -22,19 +22,24 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from deltajax.kernels import tpu
+from deltajax.routing.choice import Choice, choose, traced_platform
 from deltajax.routing.memory import Sources
-from deltajax.routing.readers import read_slots, Reader
+from deltajax.routing.partial_read import (
+  MASKED,
+  PartialRead,
+  ReadCase,
+  Single,
+)
+from deltajax.routing.readers import case_of, read_slots, Reader
 from deltajax.routing.streaming import (
   by_head,
-  MASKED,
   merge,
-  PartialRead,
   read_backward,
   read_forward,
-  Single,
   wide_dtype,
 )
-from deltajax.routing.validation import check_name, ConfigError
+from deltajax.routing.validation import ConfigError
 
 
 def depth_attention(
@@ -68,15 +73,17 @@ def depth_attention(
     key_dim: keys are the last `key_dim` channels, normed over those.
     eps: of the key norm.
     implementation: `xla` (online softmax over the visible sources, with a
-      hand-written gradient), `reference` (the definition in plain jnp), or
-      None for the best on this platform.
+      hand-written gradient), `pallas_tpu` (the same as a kernel), `interpret`
+      (that kernel without a TPU, slow, for tests), `reference` (the definition
+      in plain jnp), or None: `pallas_tpu` where it serves, else `xla`.
 
   Returns:
     mixed_RxBxTxD, in the dtype of the memory. A read with no visible source
     returns the stream (zero where there is none).
 
   Raises:
-    ConfigError: if shapes disagree or the implementation is unknown.
+    ConfigError: if shapes disagree, the implementation is unknown, or it does
+      not support the case.
 
   References:
     AttnRes, arXiv 2603.15031. Delta Attention Residuals, arXiv 2605.18855.
@@ -87,8 +94,6 @@ def depth_attention(
     raise ConfigError(
       f"visible is {visible}; the memory has {len(memory_SxBxTxD)} slots."
     )
-  name = "xla" if implementation is None else implementation
-  check_name("depth attention implementation", name, IMPLEMENTATIONS)
   sources = Sources(
     null_D=null_D,
     memory_SxBxTxD=memory_SxBxTxD,
@@ -97,7 +102,12 @@ def depth_attention(
     running_visible=jnp.asarray(running_visible, bool),
   )
   _check_shapes(queries_RxK, sources, stream_BxTxD, heads, key_dim)
-  mixed_RxBxTxD = IMPLEMENTATIONS[name](queries_RxK, sources, heads, eps)
+  case = case_of(queries_RxK, memory_SxBxTxD, heads, eps)
+  name = choose_reader(case, implementation, platform=traced_platform()).name
+  if name == "reference":
+    mixed_RxBxTxD = _definition(queries_RxK, sources, heads, eps)
+  else:
+    mixed_RxBxTxD = _two_stages(READERS[name], queries_RxK, sources, case)
   return add_stream(mixed_RxBxTxD, stream_BxTxD, memory_SxBxTxD.dtype)
 
 
@@ -143,23 +153,19 @@ def _definition(
 
 
 def _two_stages(
-  reader: Reader,
-  queries_RxK: jax.Array,
-  sources: Sources,
-  heads: int,
-  eps: float,
+  reader: Reader, queries_RxK: jax.Array, sources: Sources, case: ReadCase
 ) -> jax.Array:
   """One pass over the memory, then the sources that are not in it."""
   visible_R = jnp.broadcast_to(sources.visible, len(queries_RxK))
   read, _ = read_slots(
-    reader, queries_RxK, sources.memory_SxBxTxD, visible_R, heads, eps
+    reader, queries_RxK, sources.memory_SxBxTxD, visible_R, case
   )
   singles = []
   if sources.null_D is not None:
     singles.append(null_source(sources.null_D, sources.memory_SxBxTxD.dtype))
   if sources.running_BxTxD is not None:
     singles.append(Single(sources.running_BxTxD, sources.running_visible))
-  return merge(queries_RxK, read, tuple(singles), heads, eps)
+  return merge(queries_RxK, read, tuple(singles), case.heads, case.eps)
 
 
 def null_source(null_D: jax.Array, dtype: Any) -> Single:
@@ -167,14 +173,38 @@ def null_source(null_D: jax.Array, dtype: Any) -> Single:
   return Single(null_D.astype(dtype)[None, None], True)
 
 
-def _plain_forward(queries_RxK, slots_SxBxTxD, visible_R, heads, eps):
+def choose_reader(
+  case: ReadCase, implementation: str | None = None, platform: str | None = None
+) -> Choice:
+  """Returns the implementation that serves a pass over the memory.
+
+  Args:
+    case: what is computed.
+    implementation: a name of `READERS`, or None for the first that supports
+      the case of `pallas_tpu` (tpu), `xla`.
+    platform: as for `choice.choose`.
+
+  Raises:
+    ConfigError: if the implementation is unknown or cannot serve.
+  """
+  return choose(
+    "depth attention",
+    case,
+    READERS,
+    ("pallas_tpu", "xla"),
+    implementation,
+    platform,
+  )
+
+
+def _plain_forward(queries_RxK, slots_SxBxTxD, visible_R, case):
   """A pass over the memory in plain jnp, as `readers.Reader.forward`."""
-  logits_RxHxSxBxT = _logits(queries_RxK, slots_SxBxTxD, heads, eps)
+  logits_RxHxSxBxT = _logits(queries_RxK, slots_SxBxTxD, case.heads, case.eps)
   seen_RxS = jnp.arange(len(slots_SxBxTxD)) < visible_R[:, None]
   seen_Rx1xSx1x1 = seen_RxS[:, None, :, None, None]
   masked = jnp.where(seen_Rx1xSx1x1, logits_RxHxSxBxT, MASKED)
   sources = Sources(None, slots_SxBxTxD, visible_R, None, False)
-  mix_RxBxTxD = _definition(queries_RxK, sources, heads, eps)
+  mix_RxBxTxD = _definition(queries_RxK, sources, case.heads, case.eps)
   return PartialRead(
     mix_RxBxTxD=mix_RxBxTxD.astype(slots_SxBxTxD.dtype),
     lse_RxHxBxT=jnp.where(
@@ -186,14 +216,12 @@ def _plain_forward(queries_RxK, slots_SxBxTxD, visible_R, heads, eps):
 
 
 def _plain_backward(
-  queries_RxK, slots_SxBxTxD, visible_R, read, d_read, d_slots, heads, eps
+  queries_RxK, slots_SxBxTxD, visible_R, read, d_read, d_slots, case
 ):
   """As `readers.Reader.backward`: what JAX makes of `_plain_forward`."""
   del read
   _, pull = jax.vjp(
-    lambda queries, slots: _plain_forward(
-      queries, slots, visible_R, heads, eps
-    ),
+    lambda queries, slots: _plain_forward(queries, slots, visible_R, case),
     queries_RxK,
     slots_SxBxTxD,
   )
@@ -201,18 +229,81 @@ def _plain_backward(
   return d_queries_RxK, d_slots + new
 
 
+def _tpu_forward(queries_RxK, slots_SxBxTxD, visible_R, case, interpret=False):
+  """The TPU kernel, as `readers.Reader.forward`."""
+  mix_RxBxTxD, lse_RxHxBxT = tpu.read_forward(
+    queries_RxK,
+    slots_SxBxTxD,
+    visible_R,
+    case.heads,
+    case.eps,
+    device_kind="TPU v5" if interpret else case.device_kind,
+    interpret=interpret,
+  )
+  return PartialRead(mix_RxBxTxD, lse_RxHxBxT)
+
+
+def _tpu_backward(
+  queries_RxK,
+  slots_SxBxTxD,
+  visible_R,
+  read,
+  d_read,
+  d_slots,
+  case,
+  interpret=False,
+):
+  """The TPU kernel, as `readers.Reader.backward`."""
+  return tpu.read_backward(
+    queries_RxK,
+    slots_SxBxTxD,
+    visible_R,
+    read.mix_RxBxTxD,
+    read.lse_RxHxBxT,
+    d_read.mix_RxBxTxD,
+    d_read.lse_RxHxBxT,
+    d_slots,
+    case.heads,
+    case.eps,
+    device_kind="TPU v5" if interpret else case.device_kind,
+    interpret=interpret,
+  )
+
+
+def _tpu_refusal(case: ReadCase, interpret: bool = False) -> str | None:
+  if case.dtype not in ("bfloat16", "float32"):
+    return f"sources are bfloat16 or float32, the dtype is {case.dtype}"
+  if interpret:
+    return None
+  if case.width % tpu.LANES:
+    return f"the width must be a multiple of {tpu.LANES}, it is {case.width}"
+  try:
+    tpu.choose_tile(
+      case.length,
+      case.width,
+      case.reads,
+      case.heads,
+      case.dtype,
+      backward=True,
+      device_kind=case.device_kind,
+    )
+  except ValueError as error:
+    return str(error)
+  return None
+
+
 # How one pass over the memory may be done.
 READERS: Mapping[str, Reader] = types.MappingProxyType(
   {
+    "pallas_tpu": Reader(_tpu_forward, _tpu_backward, _tpu_refusal, "tpu"),
     "xla": Reader(read_forward, read_backward),
+    "interpret": Reader(
+      partial(_tpu_forward, interpret=True),
+      partial(_tpu_backward, interpret=True),
+      partial(_tpu_refusal, interpret=True),
+    ),
     "reference": Reader(_plain_forward, _plain_backward),
   }
-)
-IMPLEMENTATIONS: Mapping[str, Callable[..., jax.Array]] = (
-  types.MappingProxyType(
-    {name: partial(_two_stages, reader) for name, reader in READERS.items()}
-    | {"reference": _definition}
-  )
 )
 
 

@@ -13,24 +13,29 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+import jax.numpy as jnp
 
+from deltajax.routing.partial_read import MASKED, PartialRead, ReadCase
 from deltajax.routing.sharding import active_sharding
-from deltajax.routing.streaming import PartialRead
 
 
 class Reader(NamedTuple):
   """How to read the visible slots of a memory.
 
   Attributes:
-    forward: (queries_RxK, slots_SxBxTxD, visible_R, heads, eps) -> PartialRead
-      with the mix in the dtype of the slots.
+    forward: (queries_RxK, slots_SxBxTxD, visible_R, case) -> PartialRead with
+      the mix in the dtype of the slots.
     backward: (queries_RxK, slots_SxBxTxD, visible_R, read, d_read,
-      d_slots_SxBxTxD, heads, eps) -> (d_queries_RxK, float32, of these tokens,
-      and d_slots_SxBxTxD plus what the read adds).
+      d_slots_SxBxTxD, case) -> (d_queries_RxK of these tokens, float32 or
+      wider, and d_slots_SxBxTxD plus what the read adds).
+    refusal: case -> why it is not supported, or None.
+    platform: the only one that it runs on; None: any.
   """
 
   forward: Callable[..., PartialRead]
   backward: Callable[..., tuple[jax.Array, jax.Array]]
+  refusal: Callable[[ReadCase], str | None] = lambda case: None
+  platform: str | None = None
 
 
 # Logical axes.
@@ -41,13 +46,35 @@ READ: Any = PartialRead._make(
 )
 
 
+def case_of(
+  queries_RxK: jax.Array, slots_SxBxTxD: jax.Array, heads: int, eps: float
+) -> ReadCase:
+  """The case of a call, on the devices that it is traced for."""
+  sharding = active_sharding()
+  _, _, length, width = slots_SxBxTxD.shape
+  if sharding is None:
+    device_kind = jax.devices()[0].device_kind
+  else:
+    device_kind = sharding.device_kind
+    length //= sharding.num_shards("sequence")
+  return ReadCase(
+    reads=len(queries_RxK),
+    heads=heads,
+    key_size=queries_RxK.shape[1],
+    width=width,
+    length=length,
+    dtype=str(slots_SxBxTxD.dtype),
+    eps=eps,
+    device_kind=device_kind,
+  )
+
+
 def read_slots(
   reader: Reader,
   queries_RxK: jax.Array,
   slots_SxBxTxD: jax.Array,
   visible_R: jax.Array,
-  heads: int,
-  eps: float,
+  case: ReadCase,
 ) -> tuple[PartialRead, jax.Array]:
   """Reads the visible slots of the memory.
 
@@ -56,8 +83,7 @@ def read_slots(
     queries_RxK: query times key norm weight, for each read.
     slots_SxBxTxD: the memory.
     visible_R: int32, how many slots each read sees.
-    heads: H.
-    eps: of the key norm.
+    case: of this call.
 
   Returns:
     The read, and the memory itself. Whoever reads next should take that: the
@@ -65,13 +91,20 @@ def read_slots(
     place, where gradients of one array that is used twice would each be as
     large as the memory, and added.
   """
+  if not len(slots_SxBxTxD):
+    batch, length = slots_SxBxTxD.shape[1:3]
+    nothing = PartialRead(
+      jnp.zeros((case.reads, *slots_SxBxTxD.shape[1:]), slots_SxBxTxD.dtype),
+      jnp.full((case.reads, case.heads, batch, length), MASKED),
+    )
+    return nothing, slots_SxBxTxD
   sharding = active_sharding()
 
   def forward(queries_RxK, slots_SxBxTxD, visible_R):
-    return reader.forward(queries_RxK, slots_SxBxTxD, visible_R, heads, eps)
+    return reader.forward(queries_RxK, slots_SxBxTxD, visible_R, case)
 
   def backward(*args):
-    d_queries_RxK, d_slots_SxBxTxD = reader.backward(*args, heads, eps)
+    d_queries_RxK, d_slots_SxBxTxD = reader.backward(*args, case)
     if sharding is not None:
       axes = sharding.mesh_axes("batch", "sequence")
       d_queries_RxK = lax.psum(d_queries_RxK, axes)

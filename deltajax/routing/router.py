@@ -12,17 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deltajax.routing.choice import traced_platform
 from deltajax.routing.depth_attention import (
   add_stream,
+  choose_reader,
   depth_attention_weights,
   null_source,
   READERS,
 )
 from deltajax.routing.memory import DepthMemory, DepthState, Sources
-from deltajax.routing.readers import read_slots
+from deltajax.routing.partial_read import PartialRead, Single
+from deltajax.routing.readers import case_of, read_slots
 from deltajax.routing.schedule import Step
 from deltajax.routing.sharding import constrain
-from deltajax.routing.streaming import merge, PartialRead, Single
+from deltajax.routing.streaming import merge
 from deltajax.routing.variants import Matrix, Roles, RoutingConfig
 
 # Collection into which routing weights are captured where it is mutable.
@@ -197,13 +200,14 @@ def read_together(
     ]
   )
   router = routers[0]
+  queries_RxK = jnp.concatenate(queries)
+  slots_SxBxTxD = state.memory.slots_SxBxTxD
+  case = case_of(queries_RxK, slots_SxBxTxD, router.routing.heads, router.eps)
+  # Parameters depend on no implementation: initialisation runs on any host.
+  name = "xla" if router.is_initializing() else router.implementation
+  name = choose_reader(case, name, platform=traced_platform()).name
   read, slots_SxBxTxD = read_slots(
-    READERS[router.implementation or "xla"],
-    jnp.concatenate(queries),
-    state.memory.slots_SxBxTxD,
-    visible_R,
-    router.routing.heads,
-    router.eps,
+    READERS[name], queries_RxK, slots_SxBxTxD, visible_R, case
   )
   ends = np.cumsum([len(q) for q in queries])
   reads = [

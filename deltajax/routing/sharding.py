@@ -38,6 +38,11 @@ class Sharding:
     platform = self.mesh.devices.flat[0].platform
     return "gpu" if platform in ("cuda", "rocm") else platform
 
+  @property
+  def device_kind(self) -> str:
+    """Of the devices, for example `TPU v5 lite`."""
+    return self.mesh.devices.flat[0].device_kind
+
   def named(self, *axes: str | None) -> NamedSharding:
     """The sharding of an array with these logical axes; None stays whole."""
     for axis in axes:

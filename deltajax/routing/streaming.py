@@ -29,41 +29,22 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-MASKED = -1e30  # finite: no NaN where nothing is visible
-
-
-class PartialRead(NamedTuple):
-  """R reads of some of their sources, to be merged with the others.
-
-  Attributes:
-    mix_RxBxTxD: softmax-weighted sum of the sources; zero without any.
-    lse_RxHxBxT: log of the sum of exp of their logits; `MASKED` without any.
-  """
-
-  mix_RxBxTxD: jax.Array
-  lse_RxHxBxT: jax.Array
-
-
-class Single(NamedTuple):
-  """A source that is not in the memory.
-
-  Attributes:
-    x_BxTxD: the source; B and T may be 1 if it is the same for all tokens.
-    visible: bool, whether it is read; may be traced.
-  """
-
-  x_BxTxD: jax.Array
-  visible: Any
+from deltajax.routing.partial_read import (
+  MASKED,
+  PartialRead,
+  ReadCase,
+  Single,
+)
 
 
 def read_forward(
   queries_RxK: jax.Array,
   slots_SxBxTxD: jax.Array,
   visible_R: jax.Array,
-  heads: int,
-  eps: float,
+  case: ReadCase,
 ) -> PartialRead:
   """As `readers.Reader.forward`."""
+  heads, eps = case.heads, case.eps
   wide = wide_dtype(slots_SxBxTxD)
   queries = queries_RxK.astype(wide)
 
@@ -86,8 +67,7 @@ def read_backward(
   read: PartialRead,
   d_read: PartialRead,
   d_slots_SxBxTxD: jax.Array,
-  heads: int,
-  eps: float,
+  case: ReadCase,
 ) -> tuple[jax.Array, jax.Array]:
   """As `readers.Reader.backward`."""
   wide = wide_dtype(slots_SxBxTxD)
@@ -96,8 +76,8 @@ def read_backward(
     queries_RxK.astype(wide),
     jax.tree.map(lambda x: x.astype(wide), read),
     jax.tree.map(lambda x: x.astype(wide), d_read),
-    heads,
-    eps,
+    case.heads,
+    case.eps,
   )
 
   def slot_gradient(i, carry):

@@ -30,7 +30,12 @@ from deltajax.training.mesh import place_batch
 from deltajax.training.metrics import metrics_writer, MetricsWriter, Progress
 from deltajax.training.run_directory import check_same_run, RunDirectory
 from deltajax.training.step import Batch, Trainer, TrainState
-from deltajax.training.summary import attention_choice, host_line, summary
+from deltajax.training.summary import (
+  attention_choice,
+  depth_choice,
+  host_line,
+  summary,
+)
 
 
 class NonFiniteError(RuntimeError):
@@ -202,6 +207,7 @@ def _prepare(
   directory.check(config)
   trainer = Trainer(config)
   attention_choice(config, trainer.sharding)
+  depth_choice(config, trainer.sharding)
   return trainer, load_data(config)
 
 

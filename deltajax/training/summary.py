@@ -6,16 +6,15 @@ import jax
 
 from deltajax.config import RunConfig
 from deltajax.data.packing import PackedSequences
-from deltajax.models.attention import (
-  AttentionCase,
-  AttentionChoice,
-  choose_attention,
-)
+from deltajax.models.attention import AttentionCase, choose_attention
+from deltajax.routing.choice import Choice
+from deltajax.routing.depth_attention import choose_reader
+from deltajax.routing.readers import ReadCase
 from deltajax.routing.sharding import Sharding
 from deltajax.training.mesh import AXES
 
 
-def attention_choice(config: RunConfig, sharding: Sharding) -> AttentionChoice:
+def attention_choice(config: RunConfig, sharding: Sharding) -> Choice:
   """What serves the attention of a run.
 
   Raises:
@@ -30,6 +29,27 @@ def attention_choice(config: RunConfig, sharding: Sharding) -> AttentionChoice:
     config.model.attention,
     platform=sharding.platform,
   )
+
+
+def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
+  """What serves the depth attention of a run, in the reads of its layers.
+
+  Raises:
+    ConfigError: if the config names something that cannot.
+  """
+  model = config.model
+  row = model.routing.row
+  case = ReadCase(
+    reads=row.roles.num_reads + row.single_role.num_reads,
+    heads=model.routing.heads,
+    key_size=model.routing.key_size(model.width),
+    width=model.width,
+    length=config.data.sequence_length // sharding.num_shards("sequence"),
+    dtype=model.dtype,
+    eps=model.norm_eps,
+    device_kind=sharding.device_kind,
+  )
+  return choose_reader(case, model.depth_attention, platform=sharding.platform)
 
 
 def host_line() -> str:
@@ -60,9 +80,7 @@ def summary(
     f"{axis} {size}" for axis, size in zip(AXES, devices.shape, strict=True)
   )
   attention = attention_choice(config, sharding)
-  rejected = "; ".join(
-    f"not {name}: {reason}" for name, reason in attention.rejected.items()
-  )
+  depth = depth_choice(config, sharding)
   return [
     f"devices   {devices.size} x {device.device_kind} ({device.platform});"
     f" mesh {axes}",
@@ -70,9 +88,9 @@ def summary(
     f"model     {model.num_layers} layers, width"
     f" {model.width}, {total:,} parameters, {sizes['routing']:,} of them"
     f" routing ({sizes['routing'] / total:.2%})",
-    f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan,"
-    f" depth attention {model.depth_attention or 'xla'}",
-    f"attention {attention.name}" + (f" ({rejected})" if rejected else ""),
+    f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
+    f"attention {attention}",
+    f"depth     {depth}",
     f"data      {config.data.dataset}: {train.num_tokens:,} tokens in"
     f" {train.num_documents:,} documents",
     f"training  {training.steps} updates of {training.batch_size} x"

@@ -526,7 +526,10 @@ def call(queries=(1, 8), memory=(3, 2, 4, 8), **options):
   "options, message",
   [
     ({"implementation": "xls"}, "did you mean 'xla'"),
-    ({"implementation": "mosaic"}, "Valid: reference, xla"),
+    (
+      {"implementation": "mosaic"},
+      "Valid: interpret, pallas_tpu, reference, xla",
+    ),
     ({"memory": (3, 4, 8)}, r"\(3, 4, 8\)"),
     ({"queries": (8,)}, r"\(8,\)"),
     ({"queries": (1, 7)}, "size 7 .* size 8"),

@@ -28,7 +28,7 @@ VARIANTS = (
 )
 
 
-def run_config(variant, mesh):
+def run_config(variant, mesh, depth_attention=None):
   data, fsdp, tensor, context = mesh
   return RunConfig(
     model=ModelConfig(
@@ -41,6 +41,7 @@ def run_config(variant, mesh):
       mlp_width=32,
       dtype="float32",
       remat="full",
+      depth_attention=depth_attention,
       routing=RoutingConfig(
         variant=variant,
         num_blocks=2,
@@ -132,12 +133,12 @@ def main(variants):
       check_collectives(run_config(variant, mesh))
     one = run_config(variant, (1, 1, 1, 1))
     losses, params = two_updates(one, jax.devices()[:1])
-    for mesh in MESHES:
-      config = run_config(variant, mesh)
+    kernel = run_config(variant, (2, 2, 1, 2), "interpret")
+    for config in (*(run_config(variant, mesh) for mesh in MESHES), kernel):
       mesh_losses, mesh_params = two_updates(config, jax.devices())
       np.testing.assert_allclose(mesh_losses, losses, rtol=1e-5)
       chex.assert_trees_all_close(mesh_params, params, rtol=1e-5, atol=1e-5)
-      print("equal", variant, *mesh, flush=True)
+      print("equal", variant, config.mesh, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Pallas kernels behind `deltajax.routing`; they import nothing of the rest."""

@@ -1,0 +1,96 @@
+"""Which of several implementations serves a case, and why not the others."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from deltajax.routing.sharding import active_sharding
+from deltajax.routing.validation import check_name, ConfigError
+
+
+class Implementation(Protocol):
+  """What `choose` needs to know of an implementation."""
+
+  @property
+  def refusal(self) -> Callable[[Any], str | None]:
+    """Says why a case is not supported, or None."""
+
+  @property
+  def platform(self) -> str | None:
+    """The only one that it runs on; None for any."""
+
+
+class Choice(NamedTuple):
+  """An implementation, and why those before it in the order do not serve.
+
+  Attributes:
+    name: of the implementation.
+    rejected: name -> reason.
+  """
+
+  name: str
+  rejected: dict[str, str]
+
+  def __str__(self) -> str:
+    """For the console: the name, and in brackets the others' reasons."""
+    reasons = "; ".join(
+      f"not {name}: {reason}" for name, reason in self.rejected.items()
+    )
+    return self.name + (f" ({reasons})" if reasons else "")
+
+
+def choose(
+  what: str,
+  case: Any,
+  implementations: Mapping[str, Implementation],
+  automatic: Iterable[str],
+  name: str | None = None,
+  platform: str | None = None,
+) -> Choice:
+  """Returns the implementation that serves a case.
+
+  A name is refused on a platform that it does not run on. The platform is that
+  of the devices that are compiled for, which need not be there.
+
+  Args:
+    what: is implemented, for messages.
+    case: what is computed.
+    implementations: by name.
+    automatic: names in the order in which they are tried.
+    name: of the only one that may serve; None for the first that does.
+    platform: `cpu`, `gpu` or `tpu`. None: that of JAX's default backend, and
+      a name may be meant for another.
+
+  Raises:
+    ConfigError: if a name is unknown or cannot serve.
+  """
+  if name is not None:
+    check_name(f"{what} implementation", name, implementations)
+    reason = _refusal(implementations[name], case, platform)
+    if reason is not None:
+      raise ConfigError(f"{what} {name!r} cannot serve: {reason}.")
+    return Choice(name, {})
+  platform = platform or jax.default_backend()
+  rejected: dict[str, str] = {}
+  for candidate in automatic:
+    reason = _refusal(implementations[candidate], case, platform)
+    if reason is None:
+      return Choice(candidate, rejected)
+    rejected[candidate] = reason
+  raise ConfigError(f"no {what} implementation serves {case}: {rejected}.")
+
+
+def traced_platform() -> str | None:
+  """The platform of the mesh that is traced for, if there is one."""
+  sharding = active_sharding()
+  return None if sharding is None else sharding.platform
+
+
+def _refusal(
+  implementation: Implementation, case: Any, platform: str | None
+) -> str | None:
+  needed = implementation.platform
+  if needed is not None and platform not in (None, needed):
+    return f"it runs on {needed}, the platform is {platform}"
+  return implementation.refusal(case)
