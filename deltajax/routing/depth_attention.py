@@ -12,8 +12,7 @@ Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size,
 C = D / H, N all sources of a read (null, slots, running).
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 import types
 from typing import Any
 
@@ -22,7 +21,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from deltajax.kernels import tpu
+from deltajax.kernels import gpu, tpu
 from deltajax.routing.choice import Choice, choose, traced_platform
 from deltajax.routing.memory import Sources
 from deltajax.routing.partial_read import (
@@ -73,9 +72,10 @@ def depth_attention(
     key_dim: keys are the last `key_dim` channels, normed over those.
     eps: of the key norm.
     implementation: `xla` (online softmax over the visible sources, with a
-      hand-written gradient), `pallas_tpu` (the same as a kernel), `interpret`
-      (that kernel without a TPU, slow, for tests), `reference` (the definition
-      in plain jnp), or None: `pallas_tpu` where it serves, else `xla`.
+      hand-written gradient), `pallas_tpu` and `pallas_triton` (the same as
+      kernels for TPUs and NVIDIA GPUs), `interpret` and `interpret_triton`
+      (these kernels anywhere, slow, for tests), `reference` (the definition
+      in plain jnp), or None: see `choose_reader`.
 
   Returns:
     mixed_RxBxTxD, in the dtype of the memory. A read with no visible source
@@ -181,7 +181,7 @@ def choose_reader(
   Args:
     case: what is computed.
     implementation: a name of `READERS`, or None for the first that supports
-      the case of `pallas_tpu` (tpu), `xla`.
+      the case of `pallas_tpu` (tpu), `pallas_triton` (gpu), `xla`.
     platform: as for `choice.choose`.
 
   Raises:
@@ -191,7 +191,7 @@ def choose_reader(
     "depth attention",
     case,
     READERS,
-    ("pallas_tpu", "xla"),
+    ("pallas_tpu", "pallas_triton", "xla"),
     implementation,
     platform,
   )
@@ -229,52 +229,61 @@ def _plain_backward(
   return d_queries_RxK, d_slots + new
 
 
-def _tpu_forward(queries_RxK, slots_SxBxTxD, visible_R, case, interpret=False):
-  """The TPU kernel, as `readers.Reader.forward`."""
-  mix_RxBxTxD, lse_RxHxBxT = tpu.read_forward(
-    queries_RxK,
-    slots_SxBxTxD,
-    visible_R,
-    case.heads,
-    case.eps,
-    device_kind="TPU v5" if interpret else case.device_kind,
-    interpret=interpret,
-  )
-  return PartialRead(mix_RxBxTxD, lse_RxHxBxT)
+def _kernel_reader(
+  kernels: types.ModuleType,
+  refusal: Callable[[ReadCase], str | None],
+  platform: str | None,
+  options: Callable[[ReadCase], Mapping[str, Any]] = lambda case: {},
+) -> Reader:
+  """The reader that a module of `deltajax.kernels` makes.
+
+  Args:
+    kernels: the module.
+    refusal: as in `Reader`.
+    platform: as in `Reader`.
+    options: what its functions want to know besides.
+  """
+
+  def forward(queries_RxK, slots_SxBxTxD, visible_R, case):
+    mix_RxBxTxD, lse_RxHxBxT = kernels.read_forward(
+      queries_RxK,
+      slots_SxBxTxD,
+      visible_R,
+      case.heads,
+      case.eps,
+      **options(case),
+    )
+    return PartialRead(mix_RxBxTxD, lse_RxHxBxT)
+
+  def backward(
+    queries_RxK, slots_SxBxTxD, visible_R, read, d_read, d_slots, case
+  ):
+    return kernels.read_backward(
+      queries_RxK,
+      slots_SxBxTxD,
+      visible_R,
+      read.mix_RxBxTxD,
+      read.lse_RxHxBxT,
+      d_read.mix_RxBxTxD,
+      d_read.lse_RxHxBxT,
+      d_slots,
+      case.heads,
+      case.eps,
+      **options(case),
+    )
+
+  return Reader(forward, backward, refusal, platform)
 
 
-def _tpu_backward(
-  queries_RxK,
-  slots_SxBxTxD,
-  visible_R,
-  read,
-  d_read,
-  d_slots,
-  case,
-  interpret=False,
-):
-  """The TPU kernel, as `readers.Reader.backward`."""
-  return tpu.read_backward(
-    queries_RxK,
-    slots_SxBxTxD,
-    visible_R,
-    read.mix_RxBxTxD,
-    read.lse_RxHxBxT,
-    d_read.mix_RxBxTxD,
-    d_read.lse_RxHxBxT,
-    d_slots,
-    case.heads,
-    case.eps,
-    device_kind="TPU v5" if interpret else case.device_kind,
-    interpret=interpret,
-  )
-
-
-def _tpu_refusal(case: ReadCase, interpret: bool = False) -> str | None:
+def _dtype_refusal(case: ReadCase) -> str | None:
   if case.dtype not in ("bfloat16", "float32"):
     return f"sources are bfloat16 or float32, the dtype is {case.dtype}"
-  if interpret:
-    return None
+  return None
+
+
+def _tpu_refusal(case: ReadCase) -> str | None:
+  if _dtype_refusal(case) is not None:
+    return _dtype_refusal(case)
   if case.width % tpu.LANES:
     return f"the width must be a multiple of {tpu.LANES}, it is {case.width}"
   try:
@@ -292,15 +301,36 @@ def _tpu_refusal(case: ReadCase, interpret: bool = False) -> str | None:
   return None
 
 
+def _triton_refusal(case: ReadCase) -> str | None:
+  if _dtype_refusal(case) is not None:
+    return _dtype_refusal(case)
+  size = case.slots * case.batch * case.length * case.width
+  if size >= 2**31:
+    return (
+      f"its offsets have 32 bits, the memory has {size} elements on a device"
+    )
+  return None
+
+
 # How one pass over the memory may be done.
 READERS: Mapping[str, Reader] = types.MappingProxyType(
   {
-    "pallas_tpu": Reader(_tpu_forward, _tpu_backward, _tpu_refusal, "tpu"),
+    "pallas_tpu": _kernel_reader(
+      tpu,
+      _tpu_refusal,
+      "tpu",
+      lambda case: {"device_kind": case.device_kind},
+    ),
+    "pallas_triton": _kernel_reader(gpu, _triton_refusal, "gpu"),
     "xla": Reader(read_forward, read_backward),
-    "interpret": Reader(
-      partial(_tpu_forward, interpret=True),
-      partial(_tpu_backward, interpret=True),
-      partial(_tpu_refusal, interpret=True),
+    "interpret": _kernel_reader(
+      tpu,
+      _dtype_refusal,
+      None,
+      lambda _: {"device_kind": "TPU v5", "interpret": True},
+    ),
+    "interpret_triton": _kernel_reader(
+      gpu, _dtype_refusal, None, lambda _: {"interpret": True}
     ),
     "reference": Reader(_plain_forward, _plain_backward),
   }

@@ -44,6 +44,8 @@ class ReadCase:
     heads: H.
     key_size: K.
     width: D.
+    slots: S.
+    batch: B.
     length: T.
     dtype: of the memory.
     eps: of the key norm.
@@ -54,6 +56,8 @@ class ReadCase:
   heads: int
   key_size: int
   width: int
+  slots: int
+  batch: int
   length: int
   dtype: str
   eps: float

@@ -51,17 +51,20 @@ def case_of(
 ) -> ReadCase:
   """The case of a call, on the devices that it is traced for."""
   sharding = active_sharding()
-  _, _, length, width = slots_SxBxTxD.shape
+  slots, batch, length, width = slots_SxBxTxD.shape
   if sharding is None:
     device_kind = jax.devices()[0].device_kind
   else:
     device_kind = sharding.device_kind
+    batch //= sharding.num_shards("batch")
     length //= sharding.num_shards("sequence")
   return ReadCase(
     reads=len(queries_RxK),
     heads=heads,
     key_size=queries_RxK.shape[1],
     width=width,
+    slots=slots,
+    batch=batch,
     length=length,
     dtype=str(slots_SxBxTxD.dtype),
     eps=eps,

@@ -9,7 +9,8 @@ from deltajax.data.packing import PackedSequences
 from deltajax.models.attention import AttentionCase, choose_attention
 from deltajax.routing.choice import Choice
 from deltajax.routing.depth_attention import choose_reader
-from deltajax.routing.readers import ReadCase
+from deltajax.routing.partial_read import ReadCase
+from deltajax.routing.schedule import build_schedule
 from deltajax.routing.sharding import Sharding
 from deltajax.training.mesh import AXES
 
@@ -44,6 +45,10 @@ def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
     heads=model.routing.heads,
     key_size=model.routing.key_size(model.width),
     width=model.width,
+    slots=build_schedule(model.routing, model.num_layers).num_slots,
+    batch=config.training.batch_size
+    // config.training.accumulation
+    // sharding.num_shards("batch"),
     length=config.data.sequence_length // sharding.num_shards("sequence"),
     dtype=model.dtype,
     eps=model.norm_eps,

@@ -528,7 +528,7 @@ def call(queries=(1, 8), memory=(3, 2, 4, 8), **options):
     ({"implementation": "xls"}, "did you mean 'xla'"),
     (
       {"implementation": "mosaic"},
-      "Valid: interpret, pallas_tpu, reference, xla",
+      "interpret, interpret_triton, pallas_tpu, pallas_triton, reference",
     ),
     ({"memory": (3, 4, 8)}, r"\(3, 4, 8\)"),
     ({"queries": (8,)}, r"\(8,\)"),

@@ -1,0 +1,74 @@
+"""What is particular to the GPU kernel: it lowers for CUDA, its limits."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from deltajax.kernels import gpu
+from deltajax.routing.depth_attention import choose_reader, READERS
+from tests.kernels.cases import assert_close, Case, EPS
+from tests.kernels.test_tpu import read_case
+
+
+def a_gpu():
+  """JAX from 0.11 wants to know of a GPU to lower for."""
+  if jax.__version_info__ < (0, 11):
+    return contextlib.nullcontext()
+  device = jax.sharding.AbstractDevice(
+    device_kind="NVIDIA A100-SXM4-40GB", num_cores=None, platform="gpu"
+  )
+  return jax.sharding.use_abstract_mesh(
+    jax.sharding.AbstractMesh((), (), abstract_device=device)
+  )
+
+
+@pytest.mark.parametrize(
+  ("S", "D", "R", "heads", "key_size", "dtype"),
+  [
+    (9, 1024, 2, 1, None, "bfloat16"),
+    (2, 123, 1, 1, 17, "float32"),
+    (9, 96, 2, 3, 24, "float32"),
+    (73, 4096, 3, 1, None, "bfloat16"),
+  ],
+)
+def test_lowers_for_cuda(S, D, R, heads, key_size, dtype):
+  T = 100
+  queries = jnp.zeros((R, key_size or D))
+  memory = jnp.zeros((S, 2, T, D), dtype)
+  visible = jnp.zeros(R, jnp.int32)
+  mix = jnp.zeros((R, 2, T, D), dtype)
+  lse = jnp.zeros((R, heads, 2, T))
+
+  def forward(*args):
+    return gpu.read_forward(*args, heads, EPS)
+
+  def backward(*args):
+    return gpu.read_backward(*args, heads, EPS)
+
+  inputs = (queries, memory, visible)
+  gradients = (*inputs, mix, lse, mix, lse, memory)
+  for function, args in ((forward, inputs), (backward, gradients)):
+    with a_gpu():
+      lowered = (
+        jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",))
+      )
+    assert lowered.as_text().count("@__gpu$xla.gpu.triton") == 1
+
+
+def test_programs_that_take_several_tiles():
+  case = Case(S=3, T=1100, D=1280, R=2, B=1)
+  assert 2 * gpu.BACKWARD_PROGRAMS < 1100  # Two tokens of this width a tile.
+  assert_close(case.run("interpret_triton"), case.run("xla"), "float32")
+
+
+def test_what_serves_on_a_gpu():
+  assert choose_reader(read_case(), platform="gpu").name == "pallas_triton"
+  assert READERS["pallas_triton"].refusal(read_case(width=123)) is None
+  large = read_case(slots=73, batch=8, length=4096, width=4096)
+  choice = choose_reader(large, platform="gpu")
+  assert choice.name == "xla"
+  assert "its offsets have 32 bits" in choice.rejected["pallas_triton"]
+  in_float64 = choose_reader(read_case(dtype="float64"), platform="gpu")
+  assert "float64" in in_float64.rejected["pallas_triton"]
