@@ -41,7 +41,7 @@ from deltajax.training.ahead import (
 from deltajax.training.mesh import make_sharding
 from deltajax.training.step import Trainer
 from deltajax.training.targets import get_target
-from train.cli import load_config, main, RUN_ERROR
+from train.cli import check_json_file, load_config, main, RUN_ERROR
 
 MIB = 2**20
 
@@ -173,6 +173,7 @@ def measure(options: Options) -> Iterator[Row | None]:
 
 def command(arguments: list[str]) -> None:
   options = tyro.cli(Options, args=arguments)
+  check_json_file(options.json)
   print(f"jax {jax.__version__}\n{options}")
   print(
     f"{'target':<12}{'config':<12}{'variant':<24}{'layers':>6}"

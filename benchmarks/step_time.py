@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -25,6 +26,7 @@ import tyro
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.config import (
+  ConfigError,
   DataConfig,
   MeshConfig,
   ModelConfig,
@@ -71,6 +73,8 @@ class Options:
 
 
 def mesh_config(mesh: str) -> MeshConfig:
+  if not re.fullmatch(r"[a-z]+=\d+(,[a-z]+=\d+)*", mesh):
+    raise ConfigError(f"--meshes {mesh}: give sizes as in fsdp=4,tensor=2.")
   sizes = dict(size.split("=") for size in mesh.split(","))
   return MeshConfig(**{"data": 1, **{k: int(n) for k, n in sizes.items()}})
 

@@ -9,8 +9,8 @@ v5p chips, parameters split over 128 and heads, mlp and vocabulary over 4:
     python -m train.compile_ahead configs/delta_block_70b.py \\
         --topology v5p:8x8x8
 
-Expected on each chip: 33.4 GiB of 95.74 at peak (arguments 1.5, temporaries
-43.2).
+Expected on each chip: 32.4 GiB of 95.74 at peak (arguments 1.5, temporaries
+40.2).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.
 """

@@ -11,7 +11,7 @@ Meant for 16 v5e chips or 8 80 GB GPUs, parameters split over all of them:
 
     python -m train.compile_ahead configs/paper_1044m.py --topology v5e:4x4
 
-Expected on each chip: 3.5 GiB of 15.75 at peak (arguments 0.8, temporaries
+Expected on each chip: 3.4 GiB of 15.75 at peak (arguments 0.8, temporaries
 3.6).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.

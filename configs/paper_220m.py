@@ -12,7 +12,7 @@ Meant for one 80 GB GPU or four v5e chips, on which a step takes four turns:
     python -m train.compile_ahead configs/paper_220m.py --topology v5e:2x2 \\
         --training.accumulation 4
 
-Expected on each chip: 5.7 GiB of 15.75 at peak (arguments 2.5, temporaries
+Expected on each chip: 5.6 GiB of 15.75 at peak (arguments 2.5, temporaries
 5.6).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.

@@ -12,7 +12,7 @@ Meant for 16 v5e chips or 8 80 GB GPUs, parameters split over all of them:
     python -m train.compile_ahead configs/paper_533m.py --topology v5e:4x4
 
 Expected on each chip: 2.3 GiB of 15.75 at peak (arguments 0.4, temporaries
-2.6).
+2.5).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:

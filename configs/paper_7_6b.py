@@ -13,8 +13,8 @@ Meant for 64 v5p chips, parameters split over all of them (other machines:
     python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
         --training.batch-size 512
 
-Expected on each chip: 14.7 GiB of 95.74 at peak (arguments 1.3, temporaries
-21.3).
+Expected on each chip: 14.3 GiB of 95.74 at peak (arguments 1.3, temporaries
+20.4).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:

@@ -136,6 +136,14 @@ def _check_named_once(arguments: Sequence[str]) -> None:
     seen.add(name)
 
 
+def check_json_file(file: pathlib.Path | None) -> None:
+  """Raises ConfigError unless a file for `--json` could be written."""
+  if file is not None and not file.absolute().parent.is_dir():
+    raise ConfigError(
+      f"--json {file}: there is no directory {file.absolute().parent}."
+    )
+
+
 def config_files() -> list[str]:
   """The config files of the repository."""
   return sorted(str(path) for path in pathlib.Path("configs").glob("*.py"))

@@ -12,23 +12,19 @@ import os
 import pathlib
 import sys
 
-from deltajax.config import ConfigError
 from deltajax.training.ahead import (
   compile_step,
   DoesNotFitError,
   report_lines,
 )
 from deltajax.training.targets import get_target
-from train.cli import main, parse_ahead, RUN_ERROR
+from train.cli import check_json_file, main, parse_ahead, RUN_ERROR
 
 
 def command(arguments: list[str]) -> None:
   """Compiles, then prints what the step needs."""
   run = parse_ahead("python -m train.compile_ahead", arguments)
-  if run.json is not None and not run.json.absolute().parent.is_dir():
-    raise ConfigError(
-      f"--json {run.json}: there is no directory {run.json.absolute().parent}."
-    )
+  check_json_file(run.json)
   target = get_target(run.topology)
   try:
     report = compile_step(run.config, target, run.name)

@@ -1,6 +1,7 @@
 """Depth attention on NVIDIA GPUs: one pass of R reads over the depth memory.
 
-Written in Pallas for Triton, which runs from compute capability 7.5 (T4) up.
+Written in Pallas for Triton, which XLA runs from compute capability 8.0
+(Ampere) up.
 A program takes a few tokens, whole vectors of them, and goes over the sources
 that they see; all reads and heads take what they need of a source while it is
 in registers, and an online softmax makes one mix of each. Any width works: it
@@ -25,6 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 import jax.numpy as jnp
 
+from deltajax.kernels import without_x64
+
 MASKED = -1e30
 # Elements of [tokens, D] that a program holds at once: 4096 in float32 are 16
 # KiB of the 256 KiB of registers of a multiprocessor.
@@ -34,6 +37,7 @@ TILE_ELEMENTS = 4096
 BACKWARD_PROGRAMS = 256
 
 
+@without_x64
 def read_forward(
   queries_RxK: jax.Array,
   slots_SxBxTxD: jax.Array,
@@ -82,6 +86,7 @@ def read_forward(
   )
 
 
+@without_x64
 def read_backward(
   queries_RxK: jax.Array,
   slots_SxBxTxD: jax.Array,
@@ -386,7 +391,8 @@ def _backward_kernel(
           alpha = jnp.where(seen, jnp.exp(logit - lse[r][h]), 0)
           own = off if case.heads == 1 else jnp.where(case.head(h), off, 0)
           d_logit = alpha * (jnp.sum(own, axis=1) + d_lse[r][h])
-          d_dot = d_logit * rstd
+          # Rows beyond the end may have an rstd of infinity.
+          d_dot = jnp.where(seen, d_logit * rstd, 0)
           shrink += jnp.where(seen, d_logit * logit, 0)
           d_x += d_dot[:, None] * queries[r][h]
           own = x

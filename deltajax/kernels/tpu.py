@@ -34,11 +34,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
+from deltajax.kernels import without_x64
+
 LANES, SUBLANES = 128, 8
 MASKED = -1e30
 MIB = 2**20
 # VMEM of a core in MiB, by `device_kind`; newer ones have at least 64.
 VMEM_MIB = {
+  "TPU v2": 16,
+  "TPU v3": 16,
   "TPU v4": 16,
   "TPU v5 lite": 128,
   "TPU v5": 64,
@@ -102,16 +106,15 @@ def choose_tile(
   else:
     vectors = 2 * item * (1 + reads) + 4 * reads
   # Statistics lie in columns: each takes a whole row of lanes.
-  statistics = 4 * 4 * LANES
+  statistics = 4 * 4 * -(-_query_rows(reads, heads) // LANES) * LANES
   budget = int(BLOCKS_SHARE * vmem_bytes(device_kind))
-  for tokens in (512, 256, 128):
-    if tokens >= 2 * length and tokens > LANES:
-      continue
-    tokens = min(tokens, length)
+  # Numbers of a token lie in lanes: a tile is a multiple of these, or all.
+  sizes = [n for n in (512, 256, LANES) if n <= length] or [length]
+  for tokens in sizes:
     size = tokens * (vectors * lanes + statistics) + queries
     if size <= budget:
       rows = tokens
-      while rows % 2 == 0 and rows > 16 and rows * lanes > CHUNK_ELEMENTS:
+      while rows % 32 == 0 and rows * lanes > CHUNK_ELEMENTS:
         rows //= 2
       return Tile(tokens, rows, size)
   raise ValueError(
@@ -126,6 +129,7 @@ def vmem_bytes(device_kind: str) -> int:
   return VMEM_MIB.get(device_kind, 64) * MIB
 
 
+@without_x64
 def read_forward(
   queries_RxK: jax.Array,
   slots_SxBxTxD: jax.Array,
@@ -205,6 +209,7 @@ def read_forward(
   return mix_RxBxTxD, _by_read(lse_BxGxT, heads)
 
 
+@without_x64
 def read_backward(
   queries_RxK: jax.Array,
   slots_SxBxTxD: jax.Array,

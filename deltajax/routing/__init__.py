@@ -9,7 +9,10 @@ from deltajax.routing.memory import (
   DepthState as DepthState,
   Sources as Sources,
 )
-from deltajax.routing.router import DepthRouter as DepthRouter
+from deltajax.routing.router import (
+  DepthRouter as DepthRouter,
+  read_together as read_together,
+)
 from deltajax.routing.schedule import (
   build_schedule as build_schedule,
   Schedule as Schedule,

@@ -1,6 +1,8 @@
 """Which of several implementations serves a case, and why not the others."""
 
 from collections.abc import Callable, Iterable, Mapping
+import functools
+import logging
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -76,9 +78,16 @@ def choose(
   for candidate in automatic:
     reason = _refusal(implementations[candidate], case, platform)
     if reason is None:
-      return Choice(candidate, rejected)
+      choice = Choice(candidate, rejected)
+      _log_once(f"{what}: {choice}")
+      return choice
     rejected[candidate] = reason
   raise ConfigError(f"no {what} implementation serves {case}: {rejected}.")
+
+
+@functools.cache
+def _log_once(line: str) -> None:
+  logging.getLogger(__name__).info(line)
 
 
 def traced_platform() -> str | None:

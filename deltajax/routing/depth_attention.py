@@ -284,8 +284,6 @@ def _dtype_refusal(case: ReadCase) -> str | None:
 def _tpu_refusal(case: ReadCase) -> str | None:
   if _dtype_refusal(case) is not None:
     return _dtype_refusal(case)
-  if case.width % tpu.LANES:
-    return f"the width must be a multiple of {tpu.LANES}, it is {case.width}"
   try:
     tpu.choose_tile(
       case.length,
@@ -304,11 +302,9 @@ def _tpu_refusal(case: ReadCase) -> str | None:
 def _triton_refusal(case: ReadCase) -> str | None:
   if _dtype_refusal(case) is not None:
     return _dtype_refusal(case)
-  size = case.slots * case.batch * case.length * case.width
-  if size >= 2**31:
-    return (
-      f"its offsets have 32 bits, the memory has {size} elements on a device"
-    )
+  capability = case.compute_capability
+  if capability is not None and float(capability) < 8:
+    return f"Triton needs compute capability 8.0, this GPU has {capability}"
   return None
 
 
@@ -327,7 +323,7 @@ READERS: Mapping[str, Reader] = types.MappingProxyType(
       tpu,
       _dtype_refusal,
       None,
-      lambda _: {"device_kind": "TPU v5", "interpret": True},
+      lambda _: {"device_kind": "TPU v5 lite", "interpret": True},
     ),
     "interpret_triton": _kernel_reader(
       gpu, _dtype_refusal, None, lambda _: {"interpret": True}

@@ -44,21 +44,19 @@ class ReadCase:
     heads: H.
     key_size: K.
     width: D.
-    slots: S.
-    batch: B.
     length: T.
     dtype: of the memory.
     eps: of the key norm.
     device_kind: of the devices, for example `TPU v5 lite`.
+    compute_capability: of a GPU, for example `8.0`; None where not known.
   """
 
   reads: int
   heads: int
   key_size: int
   width: int
-  slots: int
-  batch: int
   length: int
   dtype: str
   eps: float
   device_kind: str
+  compute_capability: str | None = None

@@ -9,6 +9,7 @@ Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size.
 """
 
 from collections.abc import Callable
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -51,25 +52,28 @@ def case_of(
 ) -> ReadCase:
   """The case of a call, on the devices that it is traced for."""
   sharding = active_sharding()
-  slots, batch, length, width = slots_SxBxTxD.shape
-  if sharding is None:
-    device_kind = jax.devices()[0].device_kind
-  else:
-    device_kind = sharding.device_kind
-    batch //= sharding.num_shards("batch")
+  length, width = slots_SxBxTxD.shape[2:]
+  device = jax.devices()[0]
+  if sharding is not None:
+    device = sharding.device
     length //= sharding.num_shards("sequence")
   return ReadCase(
     reads=len(queries_RxK),
     heads=heads,
     key_size=queries_RxK.shape[1],
     width=width,
-    slots=slots,
-    batch=batch,
     length=length,
     dtype=str(slots_SxBxTxD.dtype),
     eps=eps,
-    device_kind=device_kind,
+    device_kind=device.device_kind,
+    compute_capability=compute_capability(device),
   )
+
+
+def compute_capability(device: Any) -> str | None:
+  """Of an NVIDIA GPU, such as "8.0"; None for other devices."""
+  found = str(getattr(device, "compute_capability", ""))
+  return found if re.fullmatch(r"\d+\.\d+", found) else None
 
 
 def read_slots(

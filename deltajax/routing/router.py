@@ -25,7 +25,8 @@ from deltajax.routing.partial_read import PartialRead, Single
 from deltajax.routing.readers import case_of, read_slots
 from deltajax.routing.schedule import Step
 from deltajax.routing.sharding import constrain
-from deltajax.routing.streaming import merge
+from deltajax.routing.streaming import merge, wide_dtype
+from deltajax.routing.validation import ConfigError
 from deltajax.routing.variants import Matrix, Roles, RoutingConfig
 
 # Collection into which routing weights are captured where it is mutable.
@@ -117,10 +118,11 @@ class DepthRouter(nn.Module):
 
     singles = self._singles(state, step)
     if read is None and not singles:
-      return stream_BxTxD[None]
-    mixed_RxBxTxD = merge(
-      self.queries(), read, singles, self.routing.heads, self.eps
-    )
+      mixed_RxBxTxD = jnp.zeros((1, 1, 1, 1), wide_dtype(stream_BxTxD))
+    else:
+      mixed_RxBxTxD = merge(
+        self.queries(), read, singles, self.routing.heads, self.eps
+      )
     gate = self.routing.gate_function
     adds_stream = self.routing.row.additive and gate is None
     inputs_UxBxTxD = _combine(
@@ -137,6 +139,7 @@ class DepthRouter(nn.Module):
 
   def _singles(self, state: DepthState, step: Step) -> tuple[Single, ...]:
     """The sources that are not in the memory."""
+    self._check_recent(state, step)
     singles = [
       Single(source_BxTxD, step.stored + i < step.visible)
       for i, source_BxTxD in enumerate(state.recent)
@@ -147,6 +150,18 @@ class DepthRouter(nn.Module):
     if running_BxTxD is not None:
       singles.append(Single(running_BxTxD, step.reads_running))
     return tuple(singles)
+
+  def _check_recent(self, state: DepthState, step: Step) -> None:
+    """Raises unless `commit` came where the schedule expects it."""
+    if isinstance(step.visible, jax.core.Tracer):
+      return
+    expected = int(step.visible) - int(step.stored)
+    if len(state.recent) != expected:
+      raise ConfigError(
+        f"{len(state.recent)} sources are recent where the schedule has"
+        f" {expected}: call DepthState.commit once after each transformer"
+        " layer, after its MLP has advanced the state."
+      )
 
   def _sources(self, state: DepthState, step: Step) -> Sources:
     """All sources in the order of their weights, recent ones stored."""

@@ -39,9 +39,9 @@ class Sharding:
     return "gpu" if platform in ("cuda", "rocm") else platform
 
   @property
-  def device_kind(self) -> str:
-    """Of the devices, for example `TPU v5 lite`."""
-    return self.mesh.devices.flat[0].device_kind
+  def device(self) -> Any:
+    """One of the devices; all are alike."""
+    return self.mesh.devices.flat[0]
 
   def named(self, *axes: str | None) -> NamedSharding:
     """The sharding of an array with these logical axes; None stays whole."""

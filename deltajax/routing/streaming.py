@@ -54,8 +54,7 @@ def read_forward(
     return _absorb(online, logit_RxHxBxT, x_BxTxD, _sees(visible_R, i))
 
   online = _nothing_read(queries_RxK, slots_SxBxTxD.shape[1:], heads, wide)
-  if len(slots_SxBxTxD):
-    online = lax.fori_loop(0, jnp.max(visible_R), absorb_slot, online)
+  online = lax.fori_loop(0, jnp.max(visible_R), absorb_slot, online)
   read = _finish(online)
   return read._replace(mix_RxBxTxD=read.mix_RxBxTxD.astype(slots_SxBxTxD.dtype))
 
@@ -89,8 +88,6 @@ def read_backward(
     )
 
   carry = (jnp.zeros(queries_RxK.shape, wide), d_slots_SxBxTxD)
-  if not len(slots_SxBxTxD):
-    return carry
   return lax.fori_loop(0, jnp.max(visible_R), slot_gradient, carry)
 
 

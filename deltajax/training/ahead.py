@@ -16,6 +16,7 @@ from deltajax.training.collectives import Collective, count_collectives
 from deltajax.training.flops import model_flops
 from deltajax.training.mesh import make_sharding
 from deltajax.training.step import Trainer
+from deltajax.training.summary import attention_choice, depth_choice
 from deltajax.training.targets import GIB, Target
 
 
@@ -54,6 +55,8 @@ class Report:
     devices: how many.
     device_kind: what they are.
     mesh: size of each axis.
+    attention: its implementation, and why not the others.
+    depth_attention: its implementation, and why not the others.
     fits: True; a step that does not fit does not compile.
     memory: on each device.
     hbm_bytes: of a device, where known.
@@ -70,6 +73,8 @@ class Report:
   devices: int
   device_kind: str
   mesh: dict[str, int]
+  attention: str
+  depth_attention: str
   fits: bool
   memory: MemoryUse
   hbm_bytes: int | None
@@ -117,6 +122,8 @@ def compile_step(config: RunConfig, target: Target, name: str) -> Report:
     devices=len(target.devices),
     device_kind=device.device_kind,
     mesh=dict(trainer.sharding.mesh.shape),
+    attention=str(attention_choice(config, trainer.sharding)),
+    depth_attention=str(depth_choice(config, trainer.sharding)),
     fits=True,
     memory=memory_use(compiled, device.platform),
     hbm_bytes=target.hbm_bytes,
@@ -171,6 +178,8 @@ def report_lines(report: Report) -> list[str]:
     f" ({mesh})",
     f"step         {report.config}, {report.variant}, {report.layers} layers,"
     f" {report.model_flops:.4g} model FLOPs",
+    f"attention    {report.attention}",
+    f"depth        {report.depth_attention}",
     f"compiled     in {report.compile_seconds:.1f} s",
     "memory       on each device:",
   ]

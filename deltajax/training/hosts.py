@@ -5,6 +5,7 @@ import contextlib
 import glob
 import hashlib
 import importlib.util
+import itertools
 import os
 import threading
 from typing import Any
@@ -100,6 +101,10 @@ def _named_by_jax(environment: Mapping[str, str]) -> dict[str, Any]:
       f"JAX_NUM_PROCESSES is {count!r} and JAX_PROCESS_ID {index!r}; they must"
       " be numbers."
     )
+  if int(index) >= int(count):
+    raise ConfigError(
+      f"JAX_PROCESS_ID is {index}; of {count} processes it must be less."
+    )
   return {
     "coordinator_address": address,
     "num_processes": int(count),
@@ -113,16 +118,17 @@ def _is_tpu_vm() -> bool:
     return False
   if os.environ.get("TPU_SKIP_MDS_QUERY"):
     return False
-  if os.environ.get("JAX_PLATFORMS", "tpu") not in ("", "tpu"):
+  platforms = os.environ.get("JAX_PLATFORMS") or "tpu"
+  if "tpu" not in platforms.split(","):
     return False
   return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
-def agree(facts: Mapping[str, str], error: ConfigError | None = None) -> None:
+def agree(facts: Mapping[str, str], error: Exception | None = None) -> None:
   """Raises on every host if something is wrong on one, or hosts differ.
 
-  All hosts must call it, with the same names: before anything is compiled,
-  since hosts that run different programs would wait for each other for ever.
+  All hosts must call it, with the same names: before a step is compiled, since
+  hosts that run different programs would wait for each other for ever.
 
   Args:
     facts: what must be the same everywhere.
@@ -137,7 +143,8 @@ def agree(facts: Mapping[str, str], error: ConfigError | None = None) -> None:
       for value in facts.values()
     ]
     mine = np.array([error is not None, *digests], np.int32)
-    table = multihost_utils.process_allgather(mine)
+    with waiting_hint("the other hosts", print, HINT_AFTER_SECONDS):
+      table = multihost_utils.process_allgather(mine)
     if error is None and table[:, 0].any():
       host = int(table[:, 0].argmax())
       error = ConfigError(
@@ -209,11 +216,12 @@ def rows_of_host(
   for device, index in indices.items():
     rows = held.setdefault(device.process_index, np.zeros(batch_size, bool))
     rows[index] = True
-  for other, rows in held.items():
-    if (rows & held[host]).any() and (rows != held[host]).any():
+  # All pairs, so that every host finds the same fault.
+  for (one, rows), (other, others) in itertools.combinations(held.items(), 2):
+    if (rows & others).any() and (rows != others).any():
       raise ConfigError(
-        f"host {host} holds rows {np.flatnonzero(held[host]).tolist()} of"
-        f" {batch_size}, host {other} {np.flatnonzero(rows).tolist()}; hosts"
+        f"host {one} holds rows {np.flatnonzero(rows).tolist()} of"
+        f" {batch_size}, host {other} {np.flatnonzero(others).tolist()}; hosts"
         " must hold the same rows or none in common. Give the mesh axes sizes"
         " in which hosts are whole."
       )

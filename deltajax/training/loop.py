@@ -135,28 +135,35 @@ def train(
   if not hosts.is_main_host():
     log = _say_nothing
   directory = RunDirectory(workdir)
+  facts = dict.fromkeys(("config", "training data", "--workdir"), "")
+  problem: Exception | None = None
   try:
-    trainer, data = _prepare(config, directory)
-  except ConfigError as error:
-    hosts.agree(dict.fromkeys(_FACTS, ""), error)
-    raise
-  shared = to_dict(dataclasses.replace(config, hosts=HostsConfig()))
-  facts = (json.dumps(shared), data.train.fingerprint, str(workdir))
-  hosts.agree(dict(zip(_FACTS, facts, strict=True)))
+    trainer, data, rows = _prepare(config, directory)
+    shared = dataclasses.replace(config, hosts=HostsConfig())
+    facts["config"] = json.dumps(to_dict(shared))
+    facts["training data"] = data.train.fingerprint
+    facts["--workdir"] = str(workdir)
+  except (ConfigError, OSError) as error:
+    problem = error
+  hosts.agree(facts, problem)
   training = config.training
   batches = train_iterator(
     data.train,
     batch_size=training.batch_size,
     seed=training.seed,
-    rows=hosts.rows_of_host(trainer.sharding, training.batch_size),
+    rows=rows,
   )
   abstract_state = trainer.abstract_state()
   for line in summary(
     config, trainer.sharding, data.train, abstract_state.params
   ):
     log(line)
-  if hosts.is_main_host():
-    directory.claim(config)
+  try:
+    if hosts.is_main_host():
+      directory.claim(config)
+  except OSError as error:
+    problem = error
+  hosts.agree({}, problem)
 
   with Checkpoints(directory.checkpoints, training.keep_checkpoints) as saved:
     step = saved.latest_step() or 0
@@ -190,14 +197,14 @@ def train(
   )
 
 
-# What all hosts of a run must have in common.
-_FACTS = ("config", "training data", "--workdir")
-
-
 def _prepare(
   config: RunConfig, directory: RunDirectory
-) -> tuple[Trainer, RunData]:
-  """Whatever can be wrong with a run, before it starts."""
+) -> tuple[Trainer, RunData, np.ndarray]:
+  """Whatever can be wrong with a run, before it starts.
+
+  Returns:
+    The trainer, the data, and which rows of a batch are this host's.
+  """
   dtype = config.model.dtype
   if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
     raise ConfigError(
@@ -208,7 +215,8 @@ def _prepare(
   trainer = Trainer(config)
   attention_choice(config, trainer.sharding)
   depth_choice(config, trainer.sharding)
-  return trainer, load_data(config)
+  rows = hosts.rows_of_host(trainer.sharding, config.training.batch_size)
+  return trainer, load_data(config), rows
 
 
 class _Session:

@@ -10,6 +10,7 @@ from deltajax.models.attention import AttentionCase, choose_attention
 from deltajax.routing.choice import Choice
 from deltajax.routing.depth_attention import choose_reader
 from deltajax.routing.partial_read import ReadCase
+from deltajax.routing.readers import compute_capability
 from deltajax.routing.schedule import build_schedule
 from deltajax.routing.sharding import Sharding
 from deltajax.training.mesh import AXES
@@ -33,26 +34,25 @@ def attention_choice(config: RunConfig, sharding: Sharding) -> Choice:
 
 
 def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
-  """What serves the depth attention of a run, in the reads of its layers.
+  """What passes over the depth memory in the layers of a run.
 
   Raises:
     ConfigError: if the config names something that cannot.
   """
   model = config.model
   row = model.routing.row
+  if not build_schedule(model.routing, model.num_layers).num_slots:
+    return Choice("nothing is read", {})
   case = ReadCase(
     reads=row.roles.num_reads + row.single_role.num_reads,
     heads=model.routing.heads,
     key_size=model.routing.key_size(model.width),
     width=model.width,
-    slots=build_schedule(model.routing, model.num_layers).num_slots,
-    batch=config.training.batch_size
-    // config.training.accumulation
-    // sharding.num_shards("batch"),
     length=config.data.sequence_length // sharding.num_shards("sequence"),
     dtype=model.dtype,
     eps=model.norm_eps,
-    device_kind=sharding.device_kind,
+    device_kind=sharding.device.device_kind,
+    compute_capability=compute_capability(sharding.device),
   )
   return choose_reader(case, model.depth_attention, platform=sharding.platform)
 

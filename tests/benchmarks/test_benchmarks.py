@@ -73,3 +73,35 @@ def test_step_time_by_mesh():
     ["delta", "data=2,fsdp=2"],
   ]
   assert all(float(row[2]) > 0 for row in rows)
+
+
+def test_depth_attention_says_what_must_be_moved(tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "depth_attention",
+    *("--slots", 9, "--widths", 1024, "--reads", 1, "--tokens", 128),
+    *("--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  forward, backward = json.loads(file.read_text())
+  # 9 sources and a mix; 9 sources, their gradients twice, a mix and its own.
+  assert forward["bytes"] == 128 * (10 * 2048 + 4)
+  assert backward["bytes"] == 128 * (29 * 2048 + 8)
+  assert "xla" in done.stdout
+  assert forward["seconds"] is None  # On a CPU.
+
+
+def test_benchmarks_say_what_is_wrong():
+  for script, options, message in (
+    ("step_time", ("--meshes", "fsdp"), "give sizes as in fsdp=4,tensor=2"),
+    ("memory", ("--json", "no/such/dir/f"), "there is no directory"),
+    (
+      "depth_attention",
+      ("--implementation", "pallas_tpu"),
+      "it runs on tpu, the platform is cpu",
+    ),
+  ):
+    done = run(script, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

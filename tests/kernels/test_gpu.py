@@ -66,9 +66,10 @@ def test_programs_that_take_several_tiles():
 def test_what_serves_on_a_gpu():
   assert choose_reader(read_case(), platform="gpu").name == "pallas_triton"
   assert READERS["pallas_triton"].refusal(read_case(width=123)) is None
-  large = read_case(slots=73, batch=8, length=4096, width=4096)
-  choice = choose_reader(large, platform="gpu")
-  assert choice.name == "xla"
-  assert "its offsets have 32 bits" in choice.rejected["pallas_triton"]
+  ampere = read_case(compute_capability="8.0")
+  assert choose_reader(ampere, platform="gpu").name == "pallas_triton"
+  t4 = choose_reader(read_case(compute_capability="7.5"), platform="gpu")
+  assert t4.name == "xla"
+  assert "8.0, this GPU has 7.5" in t4.rejected["pallas_triton"]
   in_float64 = choose_reader(read_case(dtype="float64"), platform="gpu")
   assert "float64" in in_float64.rejected["pallas_triton"]

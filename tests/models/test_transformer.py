@@ -16,7 +16,6 @@ from deltajax.routing import build_schedule, DepthRouter, VARIANTS
 from deltajax.routing.memory import DepthState
 from tests.helpers import (
   assert_trees_close,
-  compiled,
   initial_params,
   initial_variables,
   logits_of,
@@ -525,6 +524,5 @@ def test_unknown_routing_field_names_the_nearest():
 
 
 def test_an_unknown_implementation_raises():
-  config = tiny_config(depth_attention="xl")
   with pytest.raises(ConfigError, match="did you mean 'xla'"):
-    compiled(config).lower(shapes(config), random_tokens(config), None, None)
+    tiny_config(depth_attention="xl")

@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltajax.routing.depth_attention import READERS
+from deltajax.routing.depth_attention import depth_attention, READERS
 from deltajax.routing.memory import DepthMemory, DepthState
 from deltajax.routing.partial_read import MASKED, PartialRead, Single
 from deltajax.routing.readers import case_of, read_slots
 from deltajax.routing.router import DepthRouter, read_together
 from deltajax.routing.schedule import build_schedule
 from deltajax.routing.streaming import merge
+from deltajax.routing.validation import ConfigError
 from deltajax.routing.variants import RoutingConfig
 from tests.helpers import precision
 
@@ -133,12 +134,50 @@ def test_sublayers_that_read_together_read_what_they_would_alone(variant):
     routers = []
     for i, roles in enumerate((row.roles, row.single_role)):
       router = DepthRouter(routing, roles, D, EPS, param_dtype="float64")
-      params = router.init(jax.random.key(i), state, steps[i])
+      params = router.init(jax.random.key(i), state, steps[0])
       routers.append(router.bind(params))
     reads, after = read_together(routers, state, steps)
     for router, step, read in zip(routers, steps, reads, strict=True):
-      alone = router(state, step)
-      np.testing.assert_allclose(router(after, step, read), alone, rtol=1e-12)
+      # Beside the definition, to which what is recent is one more slot.
+      memory = state.memory
+      for source in state.recent:
+        memory = memory.append(source, step.stored, jnp.bool_(True))
+      expected = depth_attention(
+        router.queries(),
+        memory.slots_SxBxTxD,
+        visible=step.visible,
+        running_BxTxD=state.running_BxTxD,
+        running_visible=step.reads_running,
+        stream_BxTxD=state.stream_BxTxD if row.additive else None,
+        eps=EPS,
+        implementation="reference",
+      )
+      np.testing.assert_allclose(
+        router(state, step), expected, rtol=1e-12, atol=1e-14
+      )
+      np.testing.assert_allclose(
+        router(after, step, read), expected, rtol=1e-12, atol=1e-14
+      )
+      delta = jnp.asarray(rng.standard_normal((B, T, D)))
+      state = state.advance(delta, step, row.attention_appends)
+      after = after.advance(delta, step, row.attention_appends)
+
+
+def test_a_commit_at_the_wrong_place_raises():
+  routing = RoutingConfig(variant="delta")
+  schedule = build_schedule(routing, 2)
+  state = DepthState.create(jnp.ones((B, T, D)), schedule)
+  router = DepthRouter(routing, routing.row.single_role, D, EPS)
+  params = router.init(jax.random.key(0), state, schedule.step(0))
+  first, second = schedule.step(0), schedule.step(1)
+  state = state.advance(jnp.ones((B, T, D)), first, "delta")
+  router.apply(params, state, second)
+  too_early = state.commit([first], "delta")
+  with pytest.raises(ConfigError, match=r"0 sources are recent .* has 1"):
+    router.apply(params, too_early, second)
+  never = state.advance(jnp.ones((B, T, D)), second, "delta")
+  with pytest.raises(ConfigError, match=r"2 sources are recent .* has 0"):
+    router.apply(params, never, schedule.step(2))
 
 
 @pytest.mark.parametrize("less_newest", [False, True])

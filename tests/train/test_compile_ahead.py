@@ -40,15 +40,19 @@ def run(*arguments):
 
 @has_libtpu
 @pytest.mark.parametrize(
-  ("name", "topology", "options", "devices"),
+  ("name", "topology", "options", "devices", "variant"),
   [
-    ("paper_1044m", "v5e:4x4", (), 16),
-    ("paper_7_6b", "v5p:4x4x4", (), 64),
-    ("delta_block_70b", "v5p:8x8x8", ("--training.batch-size", 128), 512),
+    ("paper_1044m", "v5e:4x4", (), 16, "delta_block"),
+    ("paper_7_6b", "v5p:4x4x4", (), 64, "delta_block"),
+    ("rd_343m", "v6e:4x4", (), 16, "rd_attnres"),
+    (
+      *("delta_block_70b", "v5p:8x8x8", ("--training.batch-size", 128)),
+      *(512, "delta_block"),
+    ),
   ],
 )
 def test_recipes_compile_for_their_slice(
-  name, topology, options, devices, tmp_path
+  name, topology, options, devices, variant, tmp_path
 ):
   file = tmp_path / "report.json"
   done = run(
@@ -59,9 +63,11 @@ def test_recipes_compile_for_their_slice(
   report = json.loads(file.read_text())
   assert report["config"] == name
   assert report["target"] == topology
-  assert report["variant"] == "delta_block"
+  assert report["variant"] == variant
   assert report["devices"] == devices
   assert report["fits"]
+  assert report["attention"] == "splash"
+  assert report["depth_attention"].split()[0] == "pallas_tpu"
   assert 0 < report["memory"]["peak"] < report["hbm_bytes"]
   # The state stays where it is: all that is returned but the metrics.
   memory = report["memory"]
