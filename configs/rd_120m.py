@@ -13,8 +13,8 @@ On four v5e chips, on which a step takes four turns:
     python -m train.compile_ahead configs/rd_120m.py --topology v5e:2x2 \\
         --training.accumulation 4
 
-Expected on each chip: 3.2 GiB of 15.75 at peak (arguments 1.4, temporaries
-2.9).
+Expected on each chip: 3.1 GiB of 15.75 at peak (arguments 1.4, temporaries
+2.8).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:

@@ -13,7 +13,7 @@ On 16 v5e chips:
     python -m train.compile_ahead configs/rd_343m.py --topology v5e:4x4
 
 Expected on each chip: 6.9 GiB of 15.75 at peak (arguments 3.9, temporaries
-4.2).
+4.1).
 
 The tools that prepare the corpus and read its tokenizer are not there yet.
 Until then, the shape can be tried on the built-in corpus:
