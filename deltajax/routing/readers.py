@@ -48,9 +48,16 @@ READ: Any = PartialRead._make(
 
 
 def case_of(
-  queries_RxK: jax.Array, slots_SxBxTxD: jax.Array, heads: int, eps: float
+  queries_RxK: Any, slots_SxBxTxD: Any, heads: int, eps: float
 ) -> ReadCase:
-  """The case of a call, on the devices that it is traced for."""
+  """The case of a call, on the devices that it is traced for.
+
+  Args:
+    queries_RxK: arrays, or their ShapeDtypeStructs.
+    slots_SxBxTxD: the memory.
+    heads: H.
+    eps: of the key norm.
+  """
   sharding = active_sharding()
   length, width = slots_SxBxTxD.shape[2:]
   device = jax.devices()[0]
@@ -66,11 +73,11 @@ def case_of(
     dtype=str(slots_SxBxTxD.dtype),
     eps=eps,
     device_kind=device.device_kind,
-    compute_capability=compute_capability(device),
+    compute_capability=_compute_capability(device),
   )
 
 
-def compute_capability(device: Any) -> str | None:
+def _compute_capability(device: Any) -> str | None:
   """Of an NVIDIA GPU, such as "8.0"; None for other devices."""
   found = str(getattr(device, "compute_capability", ""))
   return found if re.fullmatch(r"\d+\.\d+", found) else None

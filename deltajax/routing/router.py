@@ -6,11 +6,11 @@ all sources of a read (null, slots, running).
 
 from collections.abc import Sequence
 import dataclasses
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from deltajax.routing.choice import traced_platform
 from deltajax.routing.depth_attention import (
@@ -31,6 +31,18 @@ from deltajax.routing.variants import Matrix, Roles, RoutingConfig
 
 # Collection into which routing weights are captured where it is mutable.
 CAPTURE = "routing"
+
+
+class StoredRead(NamedTuple):
+  """What one router has read of the stored slots, and what it asked.
+
+  Attributes:
+    queries_RxK: of its reads; the other sources are asked the same.
+    read: None where there is no memory.
+  """
+
+  queries_RxK: jax.Array
+  read: PartialRead | None
 
 
 class DepthRouter(nn.Module):
@@ -94,22 +106,23 @@ class DepthRouter(nn.Module):
     return constrain(queries_RxK, None, None)
 
   def __call__(
-    self, state: DepthState, step: Step, read: PartialRead | None = None
+    self, state: DepthState, step: Step, stored: StoredRead | None = None
   ) -> jax.Array:
     """Returns inputs_UxBxTxD, one for each of the U roles.
 
     Args:
       state: the depth state before the sublayer.
       step: the sublayer's row of the schedule.
-      read: of the stored slots, from `read_together`; None to read them here.
-        A sublayer without any source gets the stream.
+      stored: from `read_together`; None to read the stored slots here. A
+        sublayer without any source gets the stream.
     """
     stream_BxTxD = state.stream_BxTxD
-    if read is None:
-      (read,), state = read_together([self], state, [step])
+    if stored is None:
+      (stored,), state = read_together([self], state, [step])
+    queries_RxK, read = stored
     if self.is_mutable_collection(CAPTURE) and not self.is_initializing():
       weights = depth_attention_weights(
-        self.queries(),
+        queries_RxK,
         self._sources(state, step),
         self.routing.heads,
         self.eps,
@@ -121,7 +134,7 @@ class DepthRouter(nn.Module):
       mixed_RxBxTxD = jnp.zeros((1, 1, 1, 1), wide_dtype(stream_BxTxD))
     else:
       mixed_RxBxTxD = merge(
-        self.queries(), read, singles, self.routing.heads, self.eps
+        queries_RxK, read, singles, self.routing.heads, self.eps
       )
     gate = self.routing.gate_function
     adds_stream = self.routing.row.additive and gate is None
@@ -191,7 +204,7 @@ class DepthRouter(nn.Module):
 
 def read_together(
   routers: Sequence[DepthRouter], state: DepthState, steps: Sequence[Step]
-) -> tuple[Sequence[PartialRead | None], DepthState]:
+) -> tuple[list[StoredRead], DepthState]:
   """Reads the stored slots for several sublayers in one pass.
 
   Queries do not depend on activations, so that sublayers which see the same
@@ -203,11 +216,11 @@ def read_together(
     steps: their rows of the schedule.
 
   Returns:
-    A read for each router (None without a memory), and the state to go on with.
+    A read for each router, and the state to go on with.
   """
-  if not len(state.memory.slots_SxBxTxD):
-    return [None] * len(routers), state
   queries = [router.queries() for router in routers]
+  if not len(state.memory.slots_SxBxTxD):
+    return [StoredRead(q, None) for q in queries], state
   visible_R = jnp.concatenate(
     [
       jnp.broadcast_to(jnp.asarray(step.stored, jnp.int32), len(q))
@@ -224,11 +237,11 @@ def read_together(
   read, slots_SxBxTxD = read_slots(
     READERS[name], queries_RxK, slots_SxBxTxD, visible_R, case
   )
-  ends = np.cumsum([len(q) for q in queries])
-  reads = [
-    jax.tree.map(lambda x, q=q, end=end: x[end - len(q) : end], read)
-    for q, end in zip(queries, ends, strict=True)
-  ]
+  reads, start = [], 0
+  for q in queries:
+    own = slice(start, start + len(q))
+    start = own.stop
+    reads.append(StoredRead(q, PartialRead(*(x[own] for x in read))))
   memory = DepthMemory(slots_SxBxTxD)
   return reads, dataclasses.replace(state, memory=memory)
 

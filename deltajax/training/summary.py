@@ -3,16 +3,16 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from deltajax.config import RunConfig
 from deltajax.data.packing import PackedSequences
 from deltajax.models.attention import AttentionCase, choose_attention
 from deltajax.routing.choice import Choice
 from deltajax.routing.depth_attention import choose_reader
-from deltajax.routing.partial_read import ReadCase
-from deltajax.routing.readers import compute_capability
+from deltajax.routing.readers import case_of
 from deltajax.routing.schedule import build_schedule
-from deltajax.routing.sharding import Sharding
+from deltajax.routing.sharding import Sharding, use_sharding
 from deltajax.training.mesh import AXES
 
 
@@ -39,21 +39,25 @@ def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
   Raises:
     ConfigError: if the config names something that cannot.
   """
-  model = config.model
+  model, training = config.model, config.training
   row = model.routing.row
-  if not build_schedule(model.routing, model.num_layers).num_slots:
+  num_slots = build_schedule(model.routing, model.num_layers).num_slots
+  if not num_slots:
     return Choice("nothing is read", {})
-  case = ReadCase(
-    reads=row.roles.num_reads + row.single_role.num_reads,
-    heads=model.routing.heads,
-    key_size=model.routing.key_size(model.width),
-    width=model.width,
-    length=config.data.sequence_length // sharding.num_shards("sequence"),
-    dtype=model.dtype,
-    eps=model.norm_eps,
-    device_kind=sharding.device.device_kind,
-    compute_capability=compute_capability(sharding.device),
-  )
+  reads = row.roles.num_reads + row.single_role.num_reads
+  micro_batch = training.batch_size // training.accumulation
+  with use_sharding(sharding):
+    case = case_of(
+      jax.ShapeDtypeStruct(
+        (reads, model.routing.key_size(model.width)), jnp.float32
+      ),
+      jax.ShapeDtypeStruct(
+        (num_slots, micro_batch, config.data.sequence_length, model.width),
+        jnp.dtype(model.dtype),
+      ),
+      model.routing.heads,
+      model.norm_eps,
+    )
   return choose_reader(case, model.depth_attention, platform=sharding.platform)
 
 
