@@ -239,6 +239,9 @@ class _Session:
     self._log = log
     self._update = trainer.jit_update()
     self._loss = jax.jit(trainer.loss)
+    self._validation_rows = hosts.rows_of_host(
+      trainer.sharding, len(data.validation[0]["tokens"])
+    )
     self.validation: dict[str, float] = {}
 
   def run(
@@ -276,10 +279,9 @@ class _Session:
     bytes_per_token = np.asarray(self._data.tokenizer.bytes_per_token)
     sharding = self._trainer.sharding
     batch_size = len(self._data.validation[0]["tokens"])
-    rows = hosts.rows_of_host(sharding, batch_size)
     loss = tokens = num_bytes = 0.0
     for batch in self._data.validation:
-      own = {name: x[rows] for name, x in batch.items()}
+      own = {name: x[self._validation_rows] for name, x in batch.items()}
       sums = self._loss(state.params, place_batch(sharding, own, batch_size))
       mask = target_mask(batch["segment_ids"])
       loss += float(sums.loss)
