@@ -13,7 +13,6 @@ of XLA relative to it. On a CPU it has bytes alone: times say nothing there.
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import json
 import pathlib
 import statistics
 import sys
@@ -29,7 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from deltajax.routing.depth_attention import choose_reader, READERS
 from deltajax.routing.partial_read import PartialRead
 from deltajax.routing.readers import case_of, read_slots
-from train.cli import check_json_file, main
+from train.cli import check_json_file, main, write_json_file
 
 EPS = 1e-6
 COPY_BYTES = 2**30
@@ -212,8 +211,7 @@ def command(arguments: list[str]) -> None:
       )
     print(line, flush=True)
     rows.append(dataclasses.asdict(row))
-  if options.json is not None:
-    options.json.write_text(json.dumps(rows, indent=2) + "\n")
+  write_json_file(options.json, rows)
 
 
 if __name__ == "__main__":

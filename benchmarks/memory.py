@@ -14,7 +14,6 @@ fit its device; it has no row, and the compiler's own figures are printed.
 
 from collections.abc import Iterator
 import dataclasses
-import json
 import pathlib
 import sys
 
@@ -41,7 +40,13 @@ from deltajax.training.ahead import (
 from deltajax.training.mesh import make_sharding
 from deltajax.training.step import Trainer
 from deltajax.training.targets import get_target
-from train.cli import check_json_file, load_config, main, RUN_ERROR
+from train.cli import (
+  check_json_file,
+  load_config,
+  main,
+  RUN_ERROR,
+  write_json_file,
+)
 
 MIB = 2**20
 
@@ -198,9 +203,7 @@ def command(arguments: list[str]) -> None:
       flush=True,
     )
     rows.append(row)
-  if options.json is not None:
-    rows_json = [dataclasses.asdict(row) for row in rows]
-    options.json.write_text(json.dumps(rows_json, indent=2) + "\n")
+  write_json_file(options.json, [dataclasses.asdict(row) for row in rows])
   if not fits:
     raise SystemExit(RUN_ERROR)
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import importlib.util
+import json
+import os
 import pathlib
 import sys
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -142,6 +144,14 @@ def check_json_file(file: pathlib.Path | None) -> None:
     raise ConfigError(
       f"--json {file}: there is no directory {file.absolute().parent}."
     )
+
+
+def write_json_file(file: pathlib.Path | None, value: Any) -> None:
+  """Writes a `--json` file, if one is asked for, at once or not at all."""
+  if file is not None:
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, file)
 
 
 def config_files() -> list[str]:

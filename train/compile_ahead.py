@@ -7,9 +7,6 @@ cannot be used.
 """
 
 import dataclasses
-import json
-import os
-import pathlib
 import sys
 
 from deltajax.training.ahead import (
@@ -18,7 +15,13 @@ from deltajax.training.ahead import (
   report_lines,
 )
 from deltajax.training.targets import get_target
-from train.cli import check_json_file, main, parse_ahead, RUN_ERROR
+from train.cli import (
+  check_json_file,
+  main,
+  parse_ahead,
+  RUN_ERROR,
+  write_json_file,
+)
 
 
 def command(arguments: list[str]) -> None:
@@ -34,17 +37,10 @@ def command(arguments: list[str]) -> None:
       file=sys.stderr,
     )
     failed = {"target": run.topology, "config": run.name, "fits": False}
-    _write(run.json, failed | {"message": str(error)})
+    write_json_file(run.json, failed | {"message": str(error)})
     raise SystemExit(RUN_ERROR) from None
   print("\n".join(report_lines(report)))
-  _write(run.json, dataclasses.asdict(report))
-
-
-def _write(file: pathlib.Path | None, report: dict) -> None:
-  if file is not None:
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(json.dumps(report, indent=2) + "\n")
-    os.replace(temporary, file)
+  write_json_file(run.json, dataclasses.asdict(report))
 
 
 if __name__ == "__main__":
