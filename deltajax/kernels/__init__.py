@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 
+# The logit of a source that is not seen. Finite: no NaN where nothing is.
+MASKED = -1e30
+
 
 def without_x64(function: Callable[..., Any]) -> Callable[..., Any]:
   """Traces a kernel with 32-bit constants, whatever the caller has enabled.

@@ -26,9 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 import jax.numpy as jnp
 
-from deltajax.kernels import without_x64
+from deltajax.kernels import MASKED, without_x64
 
-MASKED = -1e30
 # Elements of [tokens, D] that a program holds at once: 4096 in float32 are 16
 # KiB of the 256 KiB of registers of a multiprocessor.
 TILE_ELEMENTS = 4096
@@ -189,6 +188,19 @@ class _Case(NamedTuple):
     channel = jnp.arange(self.channels)[None]
     return (channel >= h * size) & (channel < (h + 1) * size)
 
+  def key(self) -> jax.Array:
+    """The element of a key that a channel is; negative before the first."""
+    return jnp.arange(self.channels) - (self.width - self.key_size)
+
+  def in_key(self) -> jax.Array:
+    """Which channels belong to a key: [D]."""
+    return (self.key() >= 0) & (self.key() < self.key_size)
+
+  def in_head_key(self, h: int) -> jax.Array:
+    """Which channels belong to a head's part of a key: [D]."""
+    size = self.key_size // self.heads
+    return (self.key() >= h * size) & (self.key() < (h + 1) * size)
+
 
 class _Tile(NamedTuple):
   """Some tokens, and where their vectors lie."""
@@ -234,31 +246,24 @@ class _Tile(NamedTuple):
 
 def _load_queries(queries_ref, case: _Case) -> list[list[jax.Array]]:
   """Queries [1, D] of every read and head, zero where a key has nothing."""
-  channel = jnp.arange(case.channels)
-  key = channel - (case.width - case.key_size)
-  size = case.key_size // case.heads
   queries = []
   for r in range(case.reads):
-    inside = (key >= 0) & (channel < case.width)
     query = plgpu.load(
-      queries_ref.at[r, jnp.maximum(key, 0)], mask=inside, other=0
+      queries_ref.at[r, jnp.maximum(case.key(), 0)],
+      mask=case.in_key(),
+      other=0,
     )
     queries.append(
       [
-        jnp.where((key >= h * size) & (key < (h + 1) * size), query, 0)[None]
+        jnp.where(case.in_head_key(h), query, 0)[None]
         for h in range(case.heads)
       ]
     )
   return queries
 
 
-def _keys_only(x, case: _Case):
-  channel = jnp.arange(case.channels)[None]
-  return jnp.where(channel >= case.width - case.key_size, x, 0)
-
-
 def _rstd(x, case: _Case) -> jax.Array:
-  squares = _keys_only(x * x, case)
+  squares = jnp.where(case.in_key(), x * x, 0)
   return lax.rsqrt(jnp.sum(squares, axis=1) / case.key_size + case.eps)
 
 
@@ -395,18 +400,13 @@ def _backward_kernel(
           d_dot = jnp.where(seen, d_logit * rstd, 0)
           shrink += jnp.where(seen, d_logit * logit, 0)
           d_x += d_dot[:, None] * queries[r][h]
-          own = x
-          if case.heads > 1:
-            size = case.key_size // case.heads
-            key = jnp.arange(case.channels) - (case.width - case.key_size)
-            mine = (key >= h * size) & (key < (h + 1) * size)
-            own = jnp.where(mine[None], x, 0)
+          own = x if case.heads == 1 else jnp.where(case.in_head_key(h), x, 0)
           d_query += jnp.sum(d_dot[:, None] * own, axis=0)
           alphas.append(alpha)
         d_x += _spread(alphas, case) * d_mixes[r]
         new_d_queries.append(d_query)
       shrink *= rstd * rstd / case.key_size
-      d_x -= _keys_only(x, case) * shrink[:, None]
+      d_x -= jnp.where(case.in_key(), x, 0) * shrink[:, None]
       tile.store(d_new_ref, s, d_x)
       return new_d_queries
 
@@ -414,12 +414,9 @@ def _backward_kernel(
 
   nothing = [jnp.zeros((case.channels,), jnp.float32)] * case.reads
   d_queries = lax.fori_loop(0, tiles, tile_gradient, nothing)
-  channel = jnp.arange(case.channels)
-  key = channel - (case.width - case.key_size)
-  inside = (key >= 0) & (channel < case.width)
   for r in range(case.reads):
     plgpu.store(
-      d_queries_ref.at[program, r, jnp.maximum(key, 0)],
+      d_queries_ref.at[program, r, jnp.maximum(case.key(), 0)],
       d_queries[r],
-      mask=inside,
+      mask=case.in_key(),
     )

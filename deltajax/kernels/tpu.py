@@ -34,10 +34,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from deltajax.kernels import without_x64
+from deltajax.kernels import MASKED, without_x64
 
 LANES, SUBLANES = 128, 8
-MASKED = -1e30
 MIB = 2**20
 # VMEM of a core in MiB, by `device_kind`; newer ones have at least 64.
 VMEM_MIB = {
@@ -155,57 +154,32 @@ def read_forward(
     mix_RxBxTxD in the dtype of the memory, and lse_RxHxBxT in float32; where
     nothing is visible 0 and -1e30.
   """
-  _, batch, length, width = slots_SxBxTxD.shape
-  reads, key_size = queries_RxK.shape
-  dtype = slots_SxBxTxD.dtype
-  tile = choose_tile(length, width, reads, heads, dtype, False, device_kind)
-  queries = _Queries.make(queries_RxK, width, heads, dtype)
-  num_logits = reads * heads
-  columns = (tile.tokens, queries.rows)
-  kernel = partial(
-    _forward_kernel,
-    case=_Case(length, reads, heads, key_size, eps, tile),
+  plan = _Plan.make(
+    queries_RxK, slots_SxBxTxD, visible_R, heads, eps, False, device_kind
   )
+  _, batch, length, width = slots_SxBxTxD.shape
+  reads = len(queries_RxK)
   mix_RxBxTxD, lse_BxGxT = pl.pallas_call(
-    kernel,
+    partial(_forward_kernel, case=plan.case),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
-      grid=(
-        batch,
-        pl.cdiv(length, tile.tokens),
-        jnp.maximum(jnp.max(visible_R), 1),
-      ),
-      in_specs=[
-        *queries.specs(),
-        pl.BlockSpec(
-          (1, 1, tile.tokens, width), lambda b, t, s, _: (s, b, t, 0)
-        ),
-      ],
-      out_specs=[
-        pl.BlockSpec(
-          (reads, 1, tile.tokens, width), lambda b, t, s, _: (0, b, t, 0)
-        ),
-        pl.BlockSpec(
-          (1, num_logits, tile.tokens), lambda b, t, s, _: (b, 0, t)
-        ),
-      ],
+      grid=plan.grid,
+      in_specs=[*plan.queries.specs(), plan.source],
+      out_specs=[plan.mixes, plan.scalars(reads * heads)],
       scratch_shapes=[
-        pltpu.VMEM(columns, jnp.float32),
-        pltpu.VMEM(columns, jnp.float32),
-        pltpu.VMEM((reads, tile.tokens, width), jnp.float32),
+        plan.columns,
+        plan.columns,
+        pltpu.VMEM((reads, plan.case.tile.tokens, width), jnp.float32),
       ],
     ),
     out_shape=[
-      jax.ShapeDtypeStruct((reads, batch, length, width), dtype),
-      jax.ShapeDtypeStruct((batch, num_logits, length), jnp.float32),
+      jax.ShapeDtypeStruct((reads, batch, length, width), slots_SxBxTxD.dtype),
+      jax.ShapeDtypeStruct((batch, reads * heads, length), jnp.float32),
     ],
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=int(LIMIT_SHARE * vmem_bytes(device_kind)),
-    ),
+    compiler_params=plan.compiler_params,
     interpret=interpret,
     name="depth_attention_forward",
-  )(visible_R, *queries.arrays, slots_SxBxTxD)
+  )(visible_R, *plan.queries.arrays, slots_SxBxTxD)
   return mix_RxBxTxD, _by_read(lse_BxGxT, heads)
 
 
@@ -244,72 +218,49 @@ def read_backward(
   Returns:
     d_queries_RxK, float32, and d_slots_SxBxTxD with the read's part added.
   """
-  _, batch, length, width = slots_SxBxTxD.shape
+  plan = _Plan.make(
+    queries_RxK, slots_SxBxTxD, visible_R, heads, eps, True, device_kind
+  )
   reads, key_size = queries_RxK.shape
-  dtype = slots_SxBxTxD.dtype
-  tile = choose_tile(length, width, reads, heads, dtype, True, device_kind)
-  queries = _Queries.make(queries_RxK, width, heads, dtype)
-  num_tiles = pl.cdiv(length, tile.tokens)
-  columns = (tile.tokens, queries.rows)
-  kernel = partial(
-    _backward_kernel,
-    case=_Case(length, reads, heads, key_size, eps, tile),
-  )
-  source = pl.BlockSpec(
-    (1, 1, tile.tokens, width), lambda b, t, s, _: (s, b, t, 0)
-  )
-  mixes = pl.BlockSpec(
-    (reads, 1, tile.tokens, width), lambda b, t, s, _: (0, b, t, 0)
-  )
-  scalars = pl.BlockSpec(
-    (1, queries.rows, tile.tokens), lambda b, t, s, _: (b, 0, t)
-  )
+  rows, width = plan.queries.rows, slots_SxBxTxD.shape[-1]
+  batch, num_tiles, _ = plan.grid
+  scalars = plan.scalars(rows)
   inputs = [
     visible_R,
-    *queries.arrays,
+    *plan.queries.arrays,
     slots_SxBxTxD,
     mix_RxBxTxD,
     d_mix_RxBxTxD,
-    _by_batch(lse_RxHxBxT, queries.rows),
-    _by_batch(d_lse_RxHxBxT, queries.rows),
+    _by_batch(lse_RxHxBxT, rows),
+    _by_batch(d_lse_RxHxBxT, rows),
     d_slots_SxBxTxD,
   ]
   d_slots_SxBxTxD, d_queries = pl.pallas_call(
-    kernel,
+    partial(_backward_kernel, case=plan.case),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
-      grid=(batch, num_tiles, jnp.maximum(jnp.max(visible_R), 1)),
+      grid=plan.grid,
       in_specs=[
-        *queries.specs(),
-        source,
-        mixes,
-        mixes,
+        *plan.queries.specs(),
+        plan.source,
+        plan.mixes,
+        plan.mixes,
         scalars,
         scalars,
-        source,
+        plan.source,
       ],
       out_specs=[
-        source,
-        pl.BlockSpec(
-          (1, 1, queries.rows, width), lambda b, t, s, _: (b, t, 0, 0)
-        ),
+        plan.source,
+        pl.BlockSpec((1, 1, rows, width), lambda b, t, s, _: (b, t, 0, 0)),
       ],
-      scratch_shapes=[
-        pltpu.VMEM(columns, jnp.float32),
-        pltpu.VMEM(columns, jnp.float32),
-      ],
+      scratch_shapes=[plan.columns, plan.columns],
     ),
     out_shape=[
       jax.ShapeDtypeStruct(d_slots_SxBxTxD.shape, d_slots_SxBxTxD.dtype),
-      jax.ShapeDtypeStruct(
-        (batch, num_tiles, queries.rows, width), jnp.float32
-      ),
+      jax.ShapeDtypeStruct((batch, num_tiles, rows, width), jnp.float32),
     ],
     input_output_aliases={len(inputs) - 1: 0},
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=int(LIMIT_SHARE * vmem_bytes(device_kind)),
-    ),
+    compiler_params=plan.compiler_params,
     interpret=interpret,
     name="depth_attention_backward",
   )(*inputs)
@@ -357,6 +308,66 @@ class _Queries(NamedTuple):
 
   def specs(self) -> list[pl.BlockSpec]:
     return [pl.BlockSpec(x.shape, lambda *_: (0, 0)) for x in self.arrays]
+
+
+class _Plan(NamedTuple):
+  """What both kernels are called with.
+
+  Attributes:
+    case: what is static.
+    queries: as the kernels want them.
+    grid: over batch, tiles of tokens, and sources.
+    source: block of the memory, or of its gradient.
+    mixes: block of the mixes of all reads, or of their gradients.
+    columns: scratch for a number of each token and logit.
+    compiler_params: of the TPU compiler.
+  """
+
+  case: _Case
+  queries: _Queries
+  grid: tuple[Any, ...]
+  source: pl.BlockSpec
+  mixes: pl.BlockSpec
+  columns: Any
+  compiler_params: pltpu.CompilerParams
+
+  @classmethod
+  def make(
+    cls, queries_RxK, slots, visible_R, heads, eps, backward, device_kind
+  ) -> "_Plan":
+    _, batch, length, width = slots.shape
+    reads, key_size = queries_RxK.shape
+    tile = choose_tile(
+      length, width, reads, heads, slots.dtype, backward, device_kind
+    )
+    queries = _Queries.make(queries_RxK, width, heads, slots.dtype)
+    return cls(
+      case=_Case(length, reads, heads, key_size, eps, tile),
+      queries=queries,
+      # At least one source, masked, so that every output is written.
+      grid=(
+        batch,
+        pl.cdiv(length, tile.tokens),
+        jnp.maximum(jnp.max(visible_R), 1),
+      ),
+      source=pl.BlockSpec(
+        (1, 1, tile.tokens, width), lambda b, t, s, _: (s, b, t, 0)
+      ),
+      mixes=pl.BlockSpec(
+        (reads, 1, tile.tokens, width), lambda b, t, s, _: (0, b, t, 0)
+      ),
+      columns=pltpu.VMEM((tile.tokens, queries.rows), jnp.float32),
+      compiler_params=pltpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary"),
+        vmem_limit_bytes=int(LIMIT_SHARE * vmem_bytes(device_kind)),
+      ),
+    )
+
+  def scalars(self, rows: int) -> pl.BlockSpec:
+    """Block of some numbers of each token: `rows` of [B, rows, T]."""
+    return pl.BlockSpec(
+      (1, rows, self.case.tile.tokens), lambda b, t, s, _: (b, 0, t)
+    )
 
 
 def _query_rows(reads: int, heads: int) -> int:

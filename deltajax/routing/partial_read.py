@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-MASKED = -1e30  # finite: no NaN where nothing is visible
+from deltajax.kernels import MASKED as MASKED
 
 
 class PartialRead(NamedTuple):
