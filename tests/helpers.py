@@ -18,6 +18,7 @@ import numpy as np
 from deltajax.checkpoints.names import parameter_shapes
 from deltajax.config import ModelConfig, RoutingConfig
 from deltajax.models.transformer import TransformerLM
+from deltajax.routing.partial_read import MASKED
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later versions have no such option
@@ -93,6 +94,33 @@ def random_tokens(config: ModelConfig, batch=2, length=9, seed=0) -> np.ndarray:
 def precision(dtype: str) -> contextlib.AbstractContextManager:
   """The context in which a model of this dtype runs."""
   return jax.enable_x64(dtype == "float64")
+
+
+def assert_mostly_close(found, expected, most, all_, name) -> None:
+  """Checks errors relative to the largest element, and that all is finite.
+
+  Args:
+    found: an array.
+    expected: what it should be; elements of `MASKED` do not count as large.
+    most: bound for 99% of the elements.
+    all_: bound for all of them.
+    name: of the array, for messages.
+  """
+  assert np.isfinite(found).all(), name
+  # Some are exactly zero everywhere: compared absolutely.
+  scale = np.abs(expected[expected > MASKED]).max(initial=1e-2)
+  error = np.abs(found - expected) / scale
+  assert np.quantile(error, 0.99) <= most, name
+  assert error.max() <= all_, name
+
+
+def changed_fields(case) -> str:
+  """Names a dataclass of a test by what differs from its defaults."""
+  return "-".join(
+    f"{field.name}{getattr(case, field.name)}".replace(" ", "")
+    for field in dataclasses.fields(case)
+    if getattr(case, field.name) != field.default
+  )
 
 
 def quick_jit(function: Callable) -> Callable:

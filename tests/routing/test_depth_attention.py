@@ -18,7 +18,12 @@ from deltajax.routing import (
   depth_attention_weights,
   Sources,
 )
-from tests.helpers import precision, quick_jit
+from tests.helpers import (
+  assert_mostly_close,
+  changed_fields,
+  precision,
+  quick_jit,
+)
 
 BATCH = 2
 EPS = 1e-6
@@ -49,11 +54,7 @@ class Case:
   seed: int = 0
 
   def __str__(self):
-    return "-".join(
-      f"{field.name}{getattr(self, field.name)}"
-      for field in dataclasses.fields(self)
-      if getattr(self, field.name) != field.default
-    )
+    return changed_fields(self)
 
   @property
   def num_visible(self) -> int:
@@ -147,12 +148,7 @@ def assert_close(actual, expected, dtype):
   for name, x in actual.items():
     if not x.size:
       continue
-    # Some gradients are exactly zero (one source): compared absolutely.
-    scale = max(np.abs(expected[name]).max(), 1e-2)
-    error = np.abs(x - expected[name]) / scale
-    assert np.isfinite(x).all(), name
-    assert np.quantile(error, 0.99) <= most, name
-    assert error.max() <= all_, name
+    assert_mostly_close(x, expected[name], most, all_, name)
 
 
 CASES = [
