@@ -62,16 +62,17 @@ def both_scans(variant, remat="full", dtype="float64", layers=5, **opts):
 
 
 def relative_gaps(plain, ours):
+  """How far each gradient is from the plain one, as a fraction of its norm."""
   return {
     jax.tree_util.keystr(path): float(
-      np.abs(a - b).max() / (np.abs(a).max() + 1e-30)
+      np.linalg.norm(a - b) / np.linalg.norm(a)
     )
     for (path, a), b in zip(
       jax.tree_util.tree_leaves_with_path(plain[2]),
       jax.tree.leaves(ours[2]),
       strict=True,
     )
-    if np.abs(a).max() > 0
+    if a.any()
   }
 
 
@@ -111,13 +112,17 @@ def test_options(variant, options):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_float32(variant):
-  """Gradients differ by 1e-5, or as much as rounding does in the plain scan."""
+  """Gradients differ by 1e-5, or as rounding alone does in the plain scan.
+
+  Both roundings are as good as random, and not the same on every machine:
+  hence norms, and a factor. That the gradients are equal, float64 shows.
+  """
   exact, _ = both_scans(variant)
   plain, ours = both_scans(variant, dtype="float32")
   np.testing.assert_allclose(ours[0], plain[0], rtol=1e-5, atol=1e-5)
   gaps, rounding = relative_gaps(plain, ours), relative_gaps(exact, plain)
   for name, gap in gaps.items():
-    assert gap < max(1e-5, 1.5 * rounding[name]), name
+    assert gap < max(1e-5, 3 * rounding[name]), name
 
 
 @pytest.mark.parametrize("variant", ["delta_block", "delta", "rd_attnres"])
