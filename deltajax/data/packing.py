@@ -7,10 +7,10 @@ targets and the last target is one token further on. Needs numpy only.
 Shapes: B batch, T sequence; `_T1` is T+1.
 """
 
-from collections.abc import Iterable
-import functools
+from collections.abc import Iterable, Iterator
+import dataclasses
 import hashlib
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,90 +20,176 @@ from deltajax.routing.validation import ConfigError
 Array = TypeVar("Array")  # numpy or jax
 
 
-class PackedSequences:
-  """Random access to rows that hold every token of a corpus exactly once."""
+class PackedRow(NamedTuple):
+  """A row as it is stored.
 
-  def __init__(
-    self,
-    documents: Iterable[np.ndarray],
-    *,
-    tokenizer: Tokenizer,
-    sequence_length: int,
-  ):
-    """Packs `documents`; keeps one small unsigned integer per token.
+  Attributes:
+    tokens: [n] the smallest unsigned type that holds the vocabulary; n = T+1,
+      or less in the last row.
+    starts: [m] int32, ascending offsets at which a document begins.
+  """
+
+  tokens: np.ndarray
+  starts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingInfo:
+  """What is known of a packed corpus without reading its rows.
+
+  Attributes:
+    sequence_length: T.
+    pad_id: the id in the unused end of the last row.
+    num_tokens: bos and eos counted, padding not.
+    num_documents: documents, empty ones counted.
+    fingerprint: sha256 (hex) over everything that decides what the rows hold.
+  """
+
+  sequence_length: int
+  pad_id: int
+  num_tokens: int
+  num_documents: int
+  fingerprint: str
+
+  @property
+  def num_rows(self) -> int:
+    """Rows that hold `num_tokens`."""
+    return -(-self.num_tokens // (self.sequence_length + 1))
+
+
+class Packer:
+  """Makes rows of documents that come one by one; holds less than a row."""
+
+  def __init__(self, tokenizer: Tokenizer, sequence_length: int):
+    """Starts with no document.
 
     Args:
-      documents: 1-D integer ids, without bos and eos.
       tokenizer: gives bos_id, eos_id, pad_id and vocab_size.
       sequence_length: T, the number of inputs (and of targets) in a row.
 
     Raises:
-      ConfigError: no tokens, fewer tokens than one row, an id outside the
-        vocabulary, or a sequence length below 1.
+      ConfigError: a sequence length below 1.
     """
     if sequence_length < 1:
       raise ConfigError(
         f"sequence_length must be at least 1, got {sequence_length}."
       )
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    pieces = []
-    for index, document in enumerate(documents):
-      ids = _checked_ids(document, index, tokenizer.vocab_size)
-      piece = np.empty(ids.size + 2, dtype)
-      piece[0], piece[1:-1], piece[-1] = tokenizer.bos_id, ids, tokenizer.eos_id
-      pieces.append(piece)
-    lengths = np.array([piece.size for piece in pieces], np.int64)
-    num_tokens = int(lengths.sum())
-    if num_tokens == 2 * len(pieces):
-      raise ConfigError(
-        f"the corpus is empty: {len(pieces)} documents without a single token."
-      )
-    if num_tokens < sequence_length + 1:
-      raise ConfigError(
-        f"the corpus has {num_tokens} tokens, fewer than one row of "
-        f"sequence_length + 1 = {sequence_length + 1}; use a sequence_length "
-        f"of at most {num_tokens - 1}, or a larger corpus."
-      )
-    self._tokens = np.concatenate(pieces)
-    self._starts = np.cumsum(lengths) - lengths
-    self._sequence_length = sequence_length
-    self._pad_id = tokenizer.pad_id
-
-  @property
-  def sequence_length(self) -> int:
-    """T: the number of inputs in a row, which has T+1 tokens."""
-    return self._sequence_length
-
-  @property
-  def pad_id(self) -> int:
-    """The id in the unused end of the last row."""
-    return self._pad_id
-
-  @property
-  def num_tokens(self) -> int:
-    """Tokens in the corpus: bos and eos counted, padding not."""
-    return self._tokens.size
-
-  @property
-  def num_documents(self) -> int:
-    """Documents in the corpus."""
-    return self._starts.size
-
-  @functools.cached_property
-  def fingerprint(self) -> str:
-    """sha256 (hex) over everything that decides what the rows hold."""
-    tokens = self._tokens.astype(
-      self._tokens.dtype.newbyteorder("<"), copy=False
+    self._tokenizer = tokenizer
+    self._width = sequence_length + 1
+    self._dtype = np.min_scalar_type(tokenizer.vocab_size - 1).newbyteorder("<")
+    self._open = np.zeros(0, self._dtype)
+    self._open_starts = np.zeros(0, np.int64)
+    self._num_tokens = self._num_documents = 0
+    self._digest = hashlib.sha256(
+      f"{self._dtype.str} {sequence_length} {tokenizer.pad_id} ".encode()
     )
-    starts = self._starts.astype("<i8")
-    header = f"{tokens.dtype.str} {self._sequence_length} {self._pad_id} "
-    digest = hashlib.sha256(header.encode())
-    digest.update(starts.tobytes())
-    digest.update(tokens.data)
-    return digest.hexdigest()
+
+  def add(self, document: np.ndarray) -> Iterator[PackedRow]:
+    """Yields the rows that a document fills; must be used up.
+
+    Args:
+      document: 1-D integer ids, without bos and eos.
+
+    Raises:
+      ConfigError: an id outside the vocabulary.
+    """
+    tokenizer = self._tokenizer
+    ids = _checked_ids(document, self._num_documents, tokenizer.vocab_size)
+    ends = np.array([tokenizer.bos_id, tokenizer.eos_id], self._dtype)
+    tokens = np.concatenate(
+      [self._open, ends[:1], ids.astype(self._dtype), ends[1:]]
+    )
+    starts = np.append(self._open_starts, self._open.size)
+    self._num_documents += 1
+    self._num_tokens += ids.size + 2
+    whole = tokens.size // self._width * self._width
+    for begin in range(0, whole, self._width):
+      yield self._row(tokens, starts, begin)
+    self._open = tokens[whole:]
+    self._open_starts = starts[starts >= whole] - whole
+
+  def finish(self) -> Iterator[PackedRow]:
+    """Yields the last, shorter row, if there is one; nothing comes after."""
+    if self._open.size:
+      yield self._row(self._open, self._open_starts, 0)
+    self._open = self._open[:0]
+
+  def info(self) -> PackingInfo:
+    """Of all rows that were made."""
+    return PackingInfo(
+      sequence_length=self._width - 1,
+      pad_id=self._tokenizer.pad_id,
+      num_tokens=self._num_tokens,
+      num_documents=self._num_documents,
+      fingerprint=self._digest.hexdigest(),
+    )
+
+  def _row(
+    self, tokens: np.ndarray, starts: np.ndarray, begin: int
+  ) -> PackedRow:
+    end = min(begin + self._width, tokens.size)
+    low, high = np.searchsorted(starts, [begin, end])
+    row = PackedRow(tokens[begin:end], (starts[low:high] - begin).astype("<i4"))
+    # The number of starts first: the bytes can be read in one way only.
+    self._digest.update(len(row.starts).to_bytes(4, "little"))
+    self._digest.update(row.starts.tobytes())
+    self._digest.update(row.tokens.tobytes())
+    return row
+
+
+class PackedRows(Protocol):
+  """Where rows are kept."""
 
   def __len__(self) -> int:
-    return -(-self._tokens.size // (self._sequence_length + 1))
+    """How many there are."""
+
+  def __getitem__(self, k: int, /) -> PackedRow:
+    """Row k."""
+
+
+class PackedSequences:
+  """Random access to rows that hold every token of a corpus exactly once."""
+
+  def __init__(self, rows: PackedRows, info: PackingInfo):
+    """Takes rows from wherever they are kept.
+
+    Args:
+      rows: what a `Packer` yielded; read when they are asked for.
+      info: its info.
+
+    Raises:
+      ConfigError: no tokens, or fewer tokens than one row.
+    """
+    if info.num_tokens == 2 * info.num_documents:
+      raise ConfigError(
+        f"the corpus is empty: {info.num_documents} documents without a single"
+        " token."
+      )
+    if info.num_tokens < info.sequence_length + 1:
+      raise ConfigError(
+        f"the corpus has {info.num_tokens} tokens, fewer than one row of "
+        f"sequence_length + 1 = {info.sequence_length + 1}; use a "
+        f"sequence_length of at most {info.num_tokens - 1}, or a larger corpus."
+      )
+    self._rows = rows
+    self.info = info
+
+  @classmethod
+  def pack(
+    cls,
+    documents: Iterable[np.ndarray],
+    *,
+    tokenizer: Tokenizer,
+    sequence_length: int,
+  ) -> "PackedSequences":
+    """Packs `documents` in memory; see `Packer`."""
+    packer = Packer(tokenizer, sequence_length)
+    rows = [row for document in documents for row in packer.add(document)]
+    rows += packer.finish()
+    return cls(rows, packer.info())
+
+  def __len__(self) -> int:
+    return self.info.num_rows
 
   def __getitem__(self, k: int) -> dict[str, np.ndarray]:
     """Returns row k: tokens [k*(T+1), (k+1)*(T+1)) of the corpus.
@@ -122,22 +208,20 @@ class PackedSequences:
     """
     if not 0 <= k < len(self):
       raise IndexError(f"row {k} of {len(self)}")
-    width = self._sequence_length + 1
-    begin = int(k) * width
-    end = min(begin + width, self._tokens.size)
-    used = end - begin
-    # Only documents that start after the first token begin a new piece; the
+    row = self._rows[int(k)]
+    width, used = self.info.sequence_length + 1, row.tokens.size
+    # A document that starts after the first token begins a new piece; the
     # first token begins one in any case.
-    low, high = np.searchsorted(self._starts, [begin + 1, end])
     starts_piece = np.zeros(used, bool)
-    starts_piece[self._starts[low:high] - begin] = True
+    starts_piece[row.starts] = True
+    starts_piece[0] = False
     offsets = np.arange(used)
     piece_begin = np.maximum.accumulate(np.where(starts_piece, offsets, 0))
 
-    tokens_T1 = np.full(width, self._pad_id, np.int32)
+    tokens_T1 = np.full(width, self.info.pad_id, np.int32)
     segment_ids_T1 = np.zeros(width, np.int32)
     positions_T1 = np.zeros(width, np.int32)
-    tokens_T1[:used] = self._tokens[begin:end]
+    tokens_T1[:used] = row.tokens
     segment_ids_T1[:used] = np.cumsum(starts_piece) + 1
     positions_T1[:used] = offsets - piece_begin
     return {
@@ -147,9 +231,10 @@ class PackedSequences:
     }
 
   def __repr__(self) -> str:
+    info = self.info
     return (
-      f"PackedSequences({len(self)} rows, T={self.sequence_length}, "
-      f"{self.num_tokens} tokens, {self.num_documents} documents)"
+      f"PackedSequences({len(self)} rows, T={info.sequence_length}, "
+      f"{info.num_tokens} tokens, {info.num_documents} documents)"
     )
 
 

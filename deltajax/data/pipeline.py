@@ -15,6 +15,7 @@ import grain
 import numpy as np
 
 from deltajax.data import storage
+from deltajax.data.packed_dataset import open_packed, pack_texts
 from deltajax.data.packing import PackedSequences
 from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.tokenizers import Tokenizer
@@ -33,13 +34,16 @@ def load_split(
   tokenizer: Tokenizer,
   sequence_length: int,
 ) -> PackedSequences:
-  """Returns a split as packed rows; builds the data set if it is missing.
+  """Returns a split as packed rows; makes what is missing on disk.
+
+  Tokenising happens once for a data set, tokenizer and sequence length; after
+  that, rows are read when they are asked for.
 
   Args:
     dataset: a key of `DATASETS`, or the path (with a "/") of a TFDS directory
       whose records have a `text` feature.
     split: the name of the split.
-    data_dir: where the data sets of `DATASETS` are kept.
+    data_dir: where data sets are kept.
     tokenizer: what to encode the documents with.
     sequence_length: T.
 
@@ -55,13 +59,15 @@ def load_split(
       unknown_name("dataset", dataset, DATASETS)
       + " A TFDS directory is given as a path with a '/'."
     )
-  texts = storage.read_texts(directory, split)
+  storage.check_has(directory, "split", split, storage.split_names(directory))
+  packed = pack_texts(
+    directory,
+    data_dir=data_dir,
+    tokenizer=tokenizer,
+    sequence_length=sequence_length,
+  )
   try:
-    return PackedSequences(
-      map(tokenizer.encode, texts),
-      tokenizer=tokenizer,
-      sequence_length=sequence_length,
-    )
+    return open_packed(packed, split)
   except ConfigError as error:
     raise ConfigError(f"split {split!r} of {dataset}: {error}") from None
 
@@ -154,7 +160,7 @@ def validation_batches(
   padding = {
     name: np.zeros_like(row) for name, row in source[int(order[0])].items()
   }
-  padding["tokens"] += source.pad_id
+  padding["tokens"] += source.info.pad_id
   batches = []
   for begin in range(0, len(order), batch_size):
     rows = [source[int(k)] for k in order[begin : begin + batch_size]]

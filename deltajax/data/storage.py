@@ -4,11 +4,14 @@ TFDS is used without TensorFlow: records are ArrayRecord, and reading goes
 through `as_data_source`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import hashlib
+import json
 import os
 from pathlib import Path
 import tempfile
+from typing import Any
 
 from absl import logging
 import tensorflow_datasets as tfds
@@ -39,8 +42,38 @@ def build_dataset(
     ConfigError: `data_dir` cannot be written, or the builder found no data.
   """
   data_dir = Path(data_dir).expanduser()
-  with _quiet():
-    target = Path(builder_class(data_dir=data_dir, config=config).data_dir)
+  with quiet():
+    target = builder_class(data_dir=data_dir, config=config).data_dir
+
+  def build(scratch: Path) -> Path:
+    with quiet():
+      builder = builder_class(data_dir=scratch, config=config)
+      builder.download_and_prepare(file_format="array_record")
+    return Path(builder.data_dir)
+
+  return build_once(target, data_dir, build)
+
+
+def build_once(
+  target: str | os.PathLike[str],
+  data_dir: str | os.PathLike[str],
+  build: Callable[[Path], Path],
+) -> Path:
+  """Makes a directory, unless it is there: complete, or not at all.
+
+  Args:
+    target: the directory, somewhere below `data_dir`.
+    data_dir: the root of all data sets; created if missing.
+    build: is given an empty directory of its own, and returns the directory
+      in it that becomes the target.
+
+  Returns:
+    The target; another process' where that was faster.
+
+  Raises:
+    ConfigError: `data_dir` cannot be written.
+  """
+  target, data_dir = Path(target), Path(data_dir).expanduser()
   if target.is_dir():
     return target
   # TFDS itself names its temporary directory with the global `random`: two
@@ -54,16 +87,69 @@ def build_dataset(
       "directory that can."
     ) from error
   with scratch as scratch_dir:
-    with _quiet():
-      builder = builder_class(data_dir=scratch_dir, config=config)
-      builder.download_and_prepare(file_format="array_record")
+    built = build(Path(scratch_dir))
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-      os.rename(builder.data_dir, target)
+      os.rename(built, target)
     except OSError:
       if not target.is_dir():
         raise  # Otherwise another process was faster; its result is the same.
   return target
+
+
+def open_dataset(
+  directory: str | os.PathLike[str],
+) -> tfds.core.DatasetBuilder:
+  """Opens a TFDS directory, the one that holds dataset_info.json.
+
+  Raises:
+    ConfigError: it is not one.
+  """
+  directory = Path(directory).expanduser()
+  if not (directory / "dataset_info.json").is_file():
+    raise ConfigError(
+      f"{str(directory)!r} is not a TFDS directory: it has no "
+      "dataset_info.json. Give the directory of one version, for example "
+      "DATA_DIR/name/config/1.0.0."
+    )
+  with quiet():
+    return tfds.builder_from_directory(directory)
+
+
+def records(
+  builder: tfds.core.DatasetBuilder, split: str
+) -> Sequence[dict[str, Any]]:
+  """The records of a split, in stored order, read when they are asked for.
+
+  Raises:
+    ConfigError: a file format that cannot be read without TensorFlow.
+  """
+  try:
+    with quiet():
+      return builder.as_data_source(split)
+  except NotImplementedError as error:
+    raise ConfigError(
+      f"{str(builder.data_dir)!r} is stored as {builder.info.file_format}; only"
+      " array_record can be read without TensorFlow."
+    ) from error
+
+
+def split_names(directory: str | os.PathLike[str]) -> list[str]:
+  """The splits of a TFDS directory; ConfigError if it is none."""
+  return list(open_dataset(directory).info.splits)
+
+
+def stamp(directory: str | os.PathLike[str]) -> str:
+  """Says which data a directory holds, without reading them.
+
+  Names, sizes and times of its files: data that were built again have another
+  stamp, and so have copies that lost their times.
+  """
+  found = [
+    (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns)
+    for entry in os.scandir(Path(directory).expanduser())
+  ]
+  return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 
 def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
@@ -77,29 +163,13 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
     ConfigError: no TFDS directory, no such split, no `text` feature, or a
       file format that cannot be read without TensorFlow.
   """
-  directory = Path(directory).expanduser()
-  if not (directory / "dataset_info.json").is_file():
-    raise ConfigError(
-      f"{str(directory)!r} is not a TFDS directory: it has no "
-      "dataset_info.json. Give the directory of one version, for example "
-      "DATA_DIR/name/config/1.0.0."
-    )
-  with _quiet():
-    builder = tfds.builder_from_directory(directory)
+  builder = open_dataset(directory)
   # A split without documents is not written, hence unknown too.
-  _check_has(directory, "split", split, builder.info.splits)
+  check_has(directory, "split", split, builder.info.splits)
   features = builder.info.features
   names = features.keys() if hasattr(features, "keys") else ()
-  _check_has(directory, "feature", "text", names)
-  try:
-    with _quiet():
-      records = builder.as_data_source(split)
-  except NotImplementedError as error:
-    raise ConfigError(
-      f"{str(directory)!r} is stored as {builder.info.file_format}; only "
-      "array_record can be read without TensorFlow."
-    ) from error
-  for record in records:
+  check_has(directory, "feature", "text", names)
+  for record in records(builder, split):
     text = record["text"]
     if not isinstance(text, (bytes, str)):
       raise ConfigError(
@@ -109,8 +179,11 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
     yield text.decode("utf-8") if isinstance(text, bytes) else text
 
 
-def _check_has(
-  directory: Path, kind: str, name: str, valid: Iterable[str]
+def check_has(
+  directory: str | os.PathLike[str],
+  kind: str,
+  name: str,
+  valid: Iterable[str],
 ) -> None:
   """Raises ConfigError, with the directory, unless `name` is in `valid`."""
   names = list(valid)
@@ -120,7 +193,7 @@ def _check_has(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
   """Keeps TFDS's prints, progress bars and log lines off the terminal."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)

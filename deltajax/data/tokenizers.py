@@ -35,6 +35,10 @@ class Tokenizer(Protocol):
     """One more than the largest id, special ids included."""
 
   @property
+  def fingerprint(self) -> str:
+    """What decides how text is encoded, for comparison; any short string."""
+
+  @property
   def bytes_per_token(self) -> np.ndarray:
     """[V] integers: UTF-8 bytes that each id stands for, 0 for specials."""
 
@@ -52,6 +56,7 @@ class ByteTokenizer:
   eos_id = 257
   pad_id = 258
   vocab_size = 259
+  fingerprint = "bytes"
 
   @property
   def bytes_per_token(self) -> np.ndarray:

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import os
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.experimental import multihost_utils
@@ -15,6 +15,8 @@ import numpy as np
 
 from deltajax.config import ConfigError, HostsConfig
 from deltajax.routing.sharding import Sharding
+
+Result = TypeVar("Result")
 
 HINT_AFTER_SECONDS = 30.0
 
@@ -158,6 +160,28 @@ def agree(facts: Mapping[str, str], error: Exception | None = None) -> None:
         )
   if error is not None:
     raise error
+
+
+def main_host_first(work: Callable[[], Result]) -> Result:
+  """Runs `work` on the main host, then on the others; returns its result.
+
+  What the main host leaves on a shared disk, the others find. All hosts must
+  call it.
+
+  Raises:
+    ConfigError, OSError: of `work` on this host.
+    ConfigError: if it failed on another host; which one.
+  """
+  results = []
+  for mine in (is_main_host(), not is_main_host()):
+    problem: Exception | None = None
+    try:
+      if mine:
+        results.append(work())
+    except (ConfigError, OSError) as error:
+      problem = error
+    agree({}, problem)
+  return results[0]
 
 
 def fetch(x: jax.Array) -> np.ndarray:

@@ -135,17 +135,18 @@ def train(
   if not hosts.is_main_host():
     log = _say_nothing
   directory = RunDirectory(workdir)
-  facts = dict.fromkeys(("config", "training data", "--workdir"), "")
+  facts = dict.fromkeys(("config", "--workdir"), "")
   problem: Exception | None = None
   try:
-    trainer, data, rows = _prepare(config, directory)
+    trainer, rows = _prepare(config, directory)
     shared = dataclasses.replace(config, hosts=HostsConfig())
     facts["config"] = json.dumps(to_dict(shared))
-    facts["training data"] = data.train.fingerprint
     facts["--workdir"] = str(workdir)
   except (ConfigError, OSError) as error:
     problem = error
   hosts.agree(facts, problem)
+  data = hosts.main_host_first(lambda: load_data(config))
+  hosts.agree({"training data": data.train.info.fingerprint})
   training = config.training
   batches = train_iterator(
     data.train,
@@ -199,11 +200,11 @@ def train(
 
 def _prepare(
   config: RunConfig, directory: RunDirectory
-) -> tuple[Trainer, RunData, np.ndarray]:
-  """Whatever can be wrong with a run, before it starts.
+) -> tuple[Trainer, np.ndarray]:
+  """Whatever can be wrong with a run but its data, before it starts.
 
   Returns:
-    The trainer, the data, and which rows of a batch are this host's.
+    The trainer, and which rows of a batch are this host's.
   """
   dtype = config.model.dtype
   if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
@@ -216,7 +217,7 @@ def _prepare(
   attention_choice(config, trainer.sharding)
   depth_choice(config, trainer.sharding)
   rows = hosts.rows_of_host(trainer.sharding, config.training.batch_size)
-  return trainer, load_data(config), rows
+  return trainer, rows
 
 
 class _Session:
@@ -322,7 +323,7 @@ class _Session:
   def _save(self, step: int, state: TrainState, batches: Any) -> None:
     position = {
       "iterator": batches.get_state(),
-      "fingerprint": self._data.train.fingerprint,
+      "fingerprint": self._data.train.info.fingerprint,
     }
     self._saved.save(step, state, position, to_dict(self._trainer.config))
 
@@ -332,10 +333,10 @@ def _say_nothing(line: str) -> None:
 
 
 def _check_data(position: dict[str, Any], train: PackedSequences) -> None:
-  if position["fingerprint"] != train.fingerprint:
+  if position["fingerprint"] != train.info.fingerprint:
     raise ConfigError(
       "the training data are not those that the run was started with:"
       f" fingerprint {position['fingerprint'][:12]} in the checkpoint,"
-      f" {train.fingerprint[:12]} now. Was the data set built again, by"
+      f" {train.info.fingerprint[:12]} now. Was the data set built again, by"
       " another Python?"
     )

@@ -100,8 +100,8 @@ def summary(
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
     f"depth     {depth}",
-    f"data      {config.data.dataset}: {train.num_tokens:,} tokens in"
-    f" {train.num_documents:,} documents",
+    f"data      {config.data.dataset}: {train.info.num_tokens:,} tokens in"
+    f" {train.info.num_documents:,} documents",
     f"training  {training.steps} updates of {training.batch_size} x"
     f" {config.data.sequence_length} tokens, seed {training.seed}",
   ]

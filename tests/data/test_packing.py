@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltajax.data.packing import PackedSequences, target_mask
+from deltajax.data.packing import PackedSequences, Packer, target_mask
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
 
@@ -20,7 +20,7 @@ def make_documents(lengths, seed=0):
 
 
 def pack(documents, sequence_length):
-  return PackedSequences(
+  return PackedSequences.pack(
     documents, tokenizer=TOKENIZER, sequence_length=sequence_length
   )
 
@@ -74,8 +74,8 @@ def test_no_token_is_lost_or_repeated(corpus, seed):
   )
   wanted = np.concatenate([[BOS, *document, EOS] for document in documents])
   np.testing.assert_array_equal(emitted, wanted)
-  assert packed.num_tokens == len(wanted)
-  assert packed.num_documents == len(documents)
+  assert packed.info.num_tokens == len(wanted)
+  assert packed.info.num_documents == len(documents)
   assert len(rows) == len(packed) == -(-len(wanted) // (t + 1))
   # Only the last row is padded, and only at its end.
   for row in rows[:-1]:
@@ -113,7 +113,7 @@ def test_target_mask_counts_each_token_with_a_predecessor_in_its_row(corpus):
       assert got[j] == (row[j] == row[j + 1] and row[j] != 0)
   # Every piece of a document loses one target: its first token.
   pieces = segment_ids.max(axis=1).sum()
-  assert mask.sum() == packed.num_tokens - pieces
+  assert mask.sum() == packed.info.num_tokens - pieces
 
 
 def test_target_mask_takes_jax_arrays():
@@ -133,20 +133,21 @@ def test_a_document_that_spans_rows_restarts_at_position_0():
 
 def test_fingerprint_covers_tokens_length_and_document_starts():
   documents = make_documents([5, 9])
-  base = pack(documents, 4).fingerprint
+  base = pack(documents, 4).info.fingerprint
   assert len(base) == 64
-  assert pack(documents, 4).fingerprint == base
-  assert pack(documents, 5).fingerprint != base
-  assert pack(documents[::-1], 4).fingerprint != base
+  assert pack(documents, 4).info.fingerprint == base
+  assert pack(documents, 5).info.fingerprint != base
+  assert pack(documents[::-1], 4).info.fingerprint != base
   changed = [documents[0], documents[1] ^ 1]
-  assert pack(changed, 4).fingerprint != base
+  assert pack(changed, 4).info.fingerprint != base
   # The same tokens, cut into other documents.
   joined = [np.concatenate([documents[0], [EOS, BOS], documents[1]])]
-  assert pack(joined, 4).fingerprint != base
+  assert pack(joined, 4).info.fingerprint != base
 
 
 def test_storage_is_the_smallest_unsigned_type():
-  assert pack(make_documents([9]), 4)._tokens.dtype == np.uint16
+  (row,) = Packer(TOKENIZER, 4).add(make_documents([3])[0])
+  assert row.tokens.dtype == np.uint16
 
 
 @pytest.mark.parametrize("documents", [[], make_documents([0, 0])])

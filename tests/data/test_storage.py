@@ -34,7 +34,7 @@ source = pipeline.load_split(
 next(pipeline.train_iterator(source, batch_size=2, seed=0))
 heavy = {name.split(".")[0] for name in sys.modules}
 assert not heavy & {"tensorflow", "torch"}, heavy
-print(source.fingerprint)
+print(source.info.fingerprint)
 """
 
 
@@ -73,7 +73,8 @@ def test_processes_that_build_at_once_offline_quietly_agree(root, tmp_path):
     assert err == ""
     assert len(out.split()) == 1  # The fingerprint, no chatter.
   assert len({out for out, _ in results}) == 1
-  assert os.listdir(tmp_path / "d") == ["python_stdlib"]
+  assert sorted(os.listdir(tmp_path / "d")) == ["packed", "python_stdlib"]
+  assert len(os.listdir(tmp_path / "d/packed")) == 1
 
 
 def test_a_slower_builder_uses_the_result_of_the_faster(

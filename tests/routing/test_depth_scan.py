@@ -64,9 +64,7 @@ def both_scans(variant, remat="full", dtype="float64", layers=5, **opts):
 def relative_gaps(plain, ours):
   """How far each gradient is from the plain one, as a fraction of its norm."""
   return {
-    jax.tree_util.keystr(path): float(
-      np.linalg.norm(a - b) / np.linalg.norm(a)
-    )
+    jax.tree_util.keystr(path): float(np.linalg.norm(a - b) / np.linalg.norm(a))
     for (path, a), b in zip(
       jax.tree_util.tree_leaves_with_path(plain[2]),
       jax.tree.leaves(ours[2]),

@@ -3,8 +3,10 @@
 import json
 import pathlib
 import sys
+from unittest import mock
 
 from deltajax.config import HostsConfig, MeshConfig
+from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.loop import train
 from tests.training.test_loop import tiny_config
 from train.pretrain import print_report
@@ -21,7 +23,7 @@ def main(options):
       index=index,
     )
   different = {k: x[index] for k, x in options.get("different", {}).items()}
-  model = {k: x for k, x in different.items() if k == "vocab_size"}
+  model = {k: x for k, x in different.items() if k == "dtype"}
   training = {k: x for k, x in different.items() if k == "seed"}
   config = tiny_config(
     options["corpus"],
@@ -32,7 +34,12 @@ def main(options):
     **training,
   )
   workdir = pathlib.Path(options["workdir"])
-  print_report(train(config, workdir, lambda x: print(x, flush=True)))
+  with mock.patch.object(
+    ByteTokenizer, "encode", autospec=True, side_effect=ByteTokenizer.encode
+  ) as encode:
+    result = train(config, workdir, lambda x: print(x, flush=True))
+  print(f"encoded {encode.call_count} texts")
+  print_report(result)
 
 
 if __name__ == "__main__":

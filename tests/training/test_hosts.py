@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -58,20 +59,27 @@ def run_hosts(count, devices, *, fails=False, **options):
 
 def test_two_processes_train_as_one_and_resume_each_other(corpus, tmp_path):
   one, two = tmp_path / "one", tmp_path / "two"
-  run_hosts(1, 4, corpus=corpus, workdir=one, stop_after=20)
+  (alone,) = run_hosts(1, 4, corpus=corpus, workdir=one, stop_after=20)
+  assert "encoded 60 texts" in alone
   # Parameters are split over both hosts.
-  both = {"corpus": corpus, "workdir": two, "mesh": {"data": 1, "fsdp": 4}}
+  both = {
+    "corpus": shutil.copytree(corpus, tmp_path / "a/b/c"),
+    "workdir": two,
+    "mesh": {"data": 1, "fsdp": 4},
+  }
   host_0, host_1 = run_hosts(2, 2, **both, stop_after=10)
+  assert "encoded 60 texts" in host_0
   assert "host      0 of 2" in host_0
   assert "step 10/10" in host_0
   assert "sample:\ndef " in host_0
   assert "layer 1 attention" in host_0
   said = [x for x in host_1.splitlines() if not x.startswith("[Gloo]")]
-  assert said == ["host      1 of 2"]  # One host speaks.
+  # One host speaks; one tokenises, the other finds the rows.
+  assert said == ["host      1 of 2", "encoded 0 texts"]
   # One process on another mesh takes over, and hands back.
   mesh = {"data": 1, "fsdp": 2}
   (alone,) = run_hosts(
-    1, 2, corpus=corpus, workdir=two, stop_after=15, mesh=mesh
+    1, 2, corpus=both["corpus"], workdir=two, stop_after=15, mesh=mesh
   )
   assert "resumed after 10 of 20 updates" in alone
   host_0, _ = run_hosts(2, 2, **both, stop_after=20)
@@ -86,7 +94,7 @@ def test_two_processes_train_as_one_and_resume_each_other(corpus, tmp_path):
   [
     ({"seed": [0, 1]}, "host 1 has another config than host 0"),
     (
-      {"vocab_size": [259, 99]},
+      {"dtype": ["float32", "float64"]},
       "host 1 cannot start; its own message says why",
     ),
   ],
@@ -99,6 +107,20 @@ def test_hosts_that_differ_all_stop(corpus, tmp_path, different, message):
   assert message in errors[0]
   assert "ConfigError" in errors[1]
   assert not workdir.exists()
+
+
+def test_the_main_host_goes_first(monkeypatch):
+  assert hosts.main_host_first(lambda: 5) == 5
+  order = []
+  monkeypatch.setattr(hosts, "is_main_host", lambda: False)
+  monkeypatch.setattr(hosts, "agree", lambda *args: order.append(args))
+  hosts.main_host_first(lambda: order.append("work"))
+  assert order == [({}, None), "work", ({}, None)]
+
+
+def test_work_that_fails_is_told_to_all_hosts():
+  with pytest.raises(OSError, match="No such file"):
+    hosts.main_host_first(lambda: pathlib.Path("/no/disk").read_text())
 
 
 def test_hint_comes_only_after_a_while():

@@ -56,7 +56,12 @@ def tiny_config(
       }
     ),
     data=DataConfig(
-      **{"dataset": str(corpus), "sequence_length": 32, **(data or {})}
+      **{
+        "dataset": str(corpus),
+        "data_dir": str(pathlib.Path(corpus).parents[2]),
+        "sequence_length": 32,
+        **(data or {}),
+      }
     ),
     optimizer=OptimizerConfig(
       **{"learning_rate": 3e-3, "warmup_steps": 4, **(optimizer or {})}
