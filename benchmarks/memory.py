@@ -67,6 +67,7 @@ class Options:
     dtype: of activations.
     remat: as in ModelConfig.
     scan: as in ModelConfig.
+    read_group: as in ModelConfig.
     json: also write the rows to this file.
   """
 
@@ -81,6 +82,7 @@ class Options:
   dtype: str | None = None
   remat: str | None = None
   scan: str = "append_only"
+  read_group: int | None = None
   json: pathlib.Path | None = None
 
 
@@ -124,6 +126,7 @@ def run_config(options: Options, variant: str, layers: int) -> RunConfig:
       dtype=options.dtype or model.dtype,
       remat=options.remat or model.remat,
       scan=options.scan,
+      read_group=options.read_group,
       routing=dataclasses.replace(
         model.routing,
         variant=variant,

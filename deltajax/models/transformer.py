@@ -3,6 +3,7 @@
 Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs, U roles.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -18,9 +19,18 @@ from deltajax.models.layers import (
   rotary_angles,
   SwiGLU,
 )
-from deltajax.routing.depth_scan import depth_scan, REMAT_POLICIES
+from deltajax.routing.depth_scan import (
+  depth_scan,
+  REMAT_POLICIES,
+  ScannedLayer,
+)
 from deltajax.routing.memory import DepthState
-from deltajax.routing.router import CAPTURE, DepthRouter, read_together
+from deltajax.routing.router import (
+  CAPTURE,
+  DepthRouter,
+  read_together,
+  StoredRead,
+)
 from deltajax.routing.schedule import build_schedule, Step
 from deltajax.routing.sharding import constrain
 from deltajax.routing.validation import ConfigError
@@ -40,7 +50,7 @@ class ModelOutput:
   hidden_BxTxD: jax.Array
 
 
-def _router(config: ModelConfig, roles: Roles, name: str | None = None):
+def _router(config: ModelConfig, roles: Roles):
   return DepthRouter(
     config.routing,
     roles,
@@ -48,12 +58,11 @@ def _router(config: ModelConfig, roles: Roles, name: str | None = None):
     config.norm_eps,
     config.depth_attention,
     config.param_dtype,
-    name=name,
   )
 
 
-def _norm(config: ModelConfig, name: str | None = None) -> RMSNorm:
-  return RMSNorm(config.norm_eps, param_dtype=config.param_dtype, name=name)
+def _norm(config: ModelConfig) -> RMSNorm:
+  return RMSNorm(config.norm_eps, param_dtype=config.param_dtype)
 
 
 class DecoderLayer(nn.Module):
@@ -65,7 +74,16 @@ class DecoderLayer(nn.Module):
 
   config: ModelConfig
 
-  @nn.compact
+  def setup(self) -> None:
+    """Declares the parts."""
+    config, row = self.config, self.config.routing.row
+    self.attention_router = _router(config, row.roles)
+    self.attention_norm = _norm(config)
+    self.attention = Attention(config)
+    self.mlp_router = _router(config, row.single_role)
+    self.mlp_norm = _norm(config)
+    self.mlp = SwiGLU(config)
+
   def __call__(
     self,
     state: DepthState,
@@ -81,29 +99,43 @@ class DecoderLayer(nn.Module):
       angles_BxTxP: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
     """
-    config = self.config
-    row = config.routing.row
     both = [Step(*(x[i] for x in steps)) for i in (0, 1)]
-    attention_router = _router(config, row.roles, "attention_router")
-    mlp_router = _router(config, row.single_role, "mlp_router")
-    (attention_read, mlp_read), state = read_together(
-      [attention_router, mlp_router], state, both
-    )
+    routers = [self.attention_router, self.mlp_router]
+    reads, state = read_together(routers, state, both)
+    state = self.sublayers(state, both, reads, angles_BxTxP, segment_ids_BxT)
+    appends = self.config.routing.row.appends
+    return state.commit(both[2 - len(state.recent) :], appends), None
 
-    inputs_UxBxTxD = attention_router(state, both[0], attention_read)
-    output_BxTxD = Attention(config, name="attention")(
-      _norm(config, "attention_norm")(inputs_UxBxTxD),
-      angles_BxTxP,
-      segment_ids_BxT,
-    )
-    state = state.advance(output_BxTxD, both[0], row.attention_appends)
+  def queries(self) -> tuple[jax.Array, jax.Array]:
+    """Queries_RxK of both routers, for reads that layers make together."""
+    return self.attention_router.queries(), self.mlp_router.queries()
 
-    inputs_UxBxTxD = mlp_router(state, both[1], mlp_read)
-    output_BxTxD = SwiGLU(config, name="mlp")(
-      _norm(config, "mlp_norm")(inputs_UxBxTxD[0])
+  def sublayers(
+    self,
+    state: DepthState,
+    steps: Sequence[Step],
+    reads: Sequence[StoredRead],
+    angles_BxTxP: jax.Array,
+    segment_ids_BxT: jax.Array | None,
+  ) -> DepthState:
+    """The layer with its reads of the memory given, and nothing stored.
+
+    Args:
+      state: the depth state before the layer.
+      steps: the two rows of the schedule.
+      reads: of the two routers.
+      angles_BxTxP: as in `__call__`.
+      segment_ids_BxT: as in `__call__`.
+    """
+    row = self.config.routing.row
+    inputs_UxBxTxD = self.attention_router(state, steps[0], reads[0])
+    output_BxTxD = self.attention(
+      self.attention_norm(inputs_UxBxTxD), angles_BxTxP, segment_ids_BxT
     )
-    state = state.advance(output_BxTxD, both[1], row.appends)
-    return state.commit(both[2 - len(state.recent) :], row.appends), None
+    state = state.advance(output_BxTxD, steps[0], row.attention_appends)
+    inputs_UxBxTxD = self.mlp_router(state, steps[1], reads[1])
+    output_BxTxD = self.mlp(self.mlp_norm(inputs_UxBxTxD[0]))
+    return state.advance(output_BxTxD, steps[1], row.appends)
 
 
 class TransformerLM(nn.Module):
@@ -212,12 +244,28 @@ class TransformerLM(nn.Module):
 
     layer = DecoderLayer(config, parent=None)
 
-    def apply_layer(params, state, steps, consts):
-      return layer.apply({"params": params}, state, steps, *consts)[0]
+    def queries(params):
+      return layer.apply({"params": params}, method="queries")
 
-    params = nn.meta.unbox(self.layers.variables["params"])
+    def apply(params, state, steps, reads, consts):
+      return layer.apply(
+        {"params": params}, state, steps, reads, *consts, method="sublayers"
+      )
+
     return depth_scan(
-      apply_layer, params, state, self.schedule, consts, config.remat
+      ScannedLayer(
+        queries=queries,
+        apply=apply,
+        routing=config.routing,
+        eps=config.norm_eps,
+        implementation=config.depth_attention,
+      ),
+      nn.meta.unbox(self.layers.variables["params"]),
+      state,
+      self.schedule,
+      consts,
+      remat=config.remat,
+      group=config.layers_per_read,
     )
 
   def _matrix(self, name: str, axes: tuple[str, str]) -> jax.Array:

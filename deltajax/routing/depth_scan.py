@@ -12,20 +12,26 @@ The vector is the stream; what a block has added so far is then a difference of
 streams. Where sublayers do not read the stream (AttnRes), it is what the block
 has added so far. What the policies save for each layer besides [B, T, D]:
 
-  none  everything that the layer's gradient needs, except the memory.
+  none  everything that the layer's gradient needs, except the memory and what
+        is read of it.
   dots  results of matrix products with parameters that it needs (Q, K, V, the
         attention output, and two of the MLP's three); the rest is computed
         again.
   full  nothing; the whole layer is computed again.
 
-Shapes: L layers, B batch, T sequence, D width, S slots.
+Queries do not depend on activations, so that layers can read the memory in
+groups: one pass reads, for all sublayers of a group, what was stored before it.
+What a sublayer of the group has left since then is merged with that. Where each
+sublayer leaves a source, this costs S / 2g + g sources a read instead of S.
+
+Shapes: L layers, G groups of g layers, B batch, T sequence, D width, S slots.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from functools import partial
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -33,7 +39,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.routing.memory import DepthMemory, DepthState
+from deltajax.routing.router import read_stored, StoredRead
 from deltajax.routing.schedule import Schedule, Step
+from deltajax.routing.sharding import (
+  active_sharding,
+  Sharding,
+  use_sharding,
+)
+from deltajax.routing.variants import RoutingConfig
 
 _policies = jax.checkpoint_policies
 # What a layer may save of its inside, by `ModelConfig.remat`.
@@ -45,9 +58,32 @@ REMAT_POLICIES: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
   }
 )
 
-# (params of one layer, state before it, its two rows of the schedule, consts)
-# -> state after it.
-Layer = Callable[[Any, DepthState, Step, Any], DepthState]
+
+# What a layer gets for the memory, which its group has read for it.
+_NO_MEMORY: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScannedLayer:
+  """A transformer layer as pure functions.
+
+  Attributes:
+    queries: params of a layer -> queries_RxK of each of its routers.
+    apply: (params of a layer, state, its two rows of the schedule, what its
+      routers have read of the memory, consts) -> state after it, in which its
+      sources are recent.
+    routing: of the model.
+    eps: of the key norms.
+    implementation: of the passes over the memory; see `DepthRouter`.
+  """
+
+  queries: Callable[[Any], Sequence[jax.Array]]
+  apply: Callable[
+    [Any, DepthState, Step, Sequence[StoredRead], Any], DepthState
+  ]
+  routing: RoutingConfig
+  eps: float
+  implementation: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,109 +92,251 @@ class _Plan:
 
   Attributes:
     layer: the layer.
-    first_layers: [L], the first layer of the block that is open before each
-      layer; the layer itself where a block starts.
+    group: g.
+    first_groups: [G, g], the group of the first layer of the block that is open
+      before each layer; the layer's own where a block starts.
     reads_stream: as in `Schedule`.
     policy: of `jax.checkpoint`.
+    sharding: that the scan is traced for. The backward pass is traced later.
   """
 
-  layer: Layer
-  first_layers: tuple[int, ...]
+  layer: ScannedLayer
+  group: int
+  first_groups: tuple[tuple[int, ...], ...]
   reads_stream: bool
   policy: Callable[..., Any]
+  sharding: Sharding | None = dataclasses.field(compare=False)
 
 
 def depth_scan(
-  layer: Layer,
+  layer: ScannedLayer,
   params: Any,
   state: DepthState,
   schedule: Schedule,
   consts: Any,
+  *,
   remat: str,
+  group: int = 1,
 ) -> DepthState:
   """Applies all layers; returns the state after the last.
 
   Args:
-    layer: applies one layer; a pure function.
+    layer: the layer.
     params: parameters of all layers, stacked on axis 0.
     state: the state before the first layer.
     schedule: of the model.
     consts: what every layer is given besides: arrays without a gradient.
     remat: a name of `REMAT_POLICIES`.
+    group: layers that read in one pass; see `schedule.layers_per_read`.
   """
-  steps = jax.tree.map(jnp.asarray, schedule.by_layer())
   plan = _Plan(
     layer=layer,
-    first_layers=_first_layers(schedule),
+    group=group,
+    first_groups=_first_groups(schedule, group),
     reads_stream=schedule.reads_stream,
     policy=REMAT_POLICIES[remat],
+    sharding=active_sharding(),
   )
+  steps = jax.tree.map(jnp.asarray, schedule.by_layer(group))
   return _scan(plan, params, state, steps, lax.stop_gradient(consts))
 
 
-def _first_layers(schedule: Schedule) -> tuple[int, ...]:
-  """The layer at whose start the open block began, before each layer."""
+def _first_groups(
+  schedule: Schedule, group: int
+) -> tuple[tuple[int, ...], ...]:
+  """See `_Plan`; blocks are either layers, or groups have one layer."""
   closed_before = np.roll(schedule.by_layer().closes[:, 1], 1)
   layers = np.arange(len(closed_before))
-  starts = np.where(closed_before, layers, 0)
-  return tuple(np.maximum.accumulate(starts).tolist())
+  starts = np.maximum.accumulate(np.where(closed_before, layers, 0))
+  return tuple(map(tuple, (starts // group).reshape(-1, group).tolist()))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scan(plan, params, state, steps, consts):
   def body(state, xs):
-    params_l, steps_l = xs
-    return plan.layer(params_l, state, steps_l, consts), None
+    number, steps_g = xs
+    group = _Group.make(plan, params, number, steps_g)
 
-  return lax.scan(body, state, (params, steps))[0]
+    def run(i, state, read):
+      return plan.layer.apply(
+        group.params[i], state, group.steps_of(i), read, consts
+      )
+
+    return group.forward(state, run), None
+
+  return lax.scan(body, state, (_numbers(steps), steps))[0]
 
 
 def _forward(plan, params, state, steps, consts):
   def body(state, xs):
-    params_l, steps_l = xs
+    number, steps_g = xs
+    group = _Group.make(plan, params, number, steps_g)
+    saved, gradients = [], []
 
-    @partial(jax.checkpoint, policy=plan.policy, prevent_cse=False)
-    def layer(params_l, state, consts):
-      return plan.layer(params_l, state, steps_l, consts)
+    def run(i, state, read):
+      @partial(jax.checkpoint, policy=plan.policy, prevent_cse=False)
+      def layer(params_l, state, read, consts):
+        return plan.layer.apply(
+          params_l, state, group.steps_of(i), read, consts
+        )
 
-    gradient: Any
-    new_state, gradient = jax.vjp(layer, params_l, state, consts)
-    # The arguments are given back in the backward pass; what is left of the
-    # gradient is what the policy saved.
-    gradient.args_res = []
-    saved = state.stream_BxTxD if plan.reads_stream else state.running_BxTxD
-    return new_state, (saved, gradient)
+      gradient: Any
+      new_state, gradient = jax.vjp(layer, group.params[i], state, read, consts)
+      # The arguments are given back in the backward pass; what is left of the
+      # gradient is what the policy saved.
+      gradient.args_res = []
+      gradients.append(gradient)
+      saved.append(
+        state.stream_BxTxD if plan.reads_stream else state.running_BxTxD
+      )
+      return new_state
 
-  final, (saved_LxBxTxD, gradients) = lax.scan(body, state, (params, steps))
-  memory = final.memory.slots_SxBxTxD
-  return final, (params, memory, saved_LxBxTxD, gradients, consts)
+    return group.forward(state, run), (saved, gradients)
+
+  final, (saved_GxBxTxD, gradients) = lax.scan(
+    body, state, (_numbers(steps), steps)
+  )
+  memory = final.memory
+  return final, (params, memory, saved_GxBxTxD, gradients, steps, consts)
 
 
 def _backward(plan, residuals, d_final):
-  params, memory_SxBxTxD, saved_LxBxTxD, gradients, consts = residuals
+  # saved_GxBxTxD: an array for each place in a group, and so with gradients.
+  params, memory, saved_GxBxTxD, gradients, steps, consts = residuals
 
-  def body(d_state, xs):
-    params_l, saved_BxTxD, gradient, first_layer = xs
+  def state_before(saved_BxTxD, first_BxTxD, recent):
     running_BxTxD = saved_BxTxD
     if plan.reads_stream:
-      running_BxTxD = saved_BxTxD - saved_LxBxTxD[first_layer]
-    state = DepthState(
-      memory=DepthMemory(memory_SxBxTxD),
-      stream_BxTxD=saved_BxTxD,
-      running_BxTxD=running_BxTxD,
-    )
-    gradient.args_res = [params_l, state, consts]
-    d_params_l, d_state, _ = gradient(d_state)
-    return d_state, d_params_l
+      running_BxTxD = saved_BxTxD - first_BxTxD
+    return DepthState(_NO_MEMORY, saved_BxTxD, running_BxTxD, recent)
 
-  first_layers = jnp.array(plan.first_layers)
-  d_state, d_params = lax.scan(
-    body,
-    d_final,
-    (params, saved_LxBxTxD, gradients, first_layers),
-    reverse=True,
+  def body(d_state, xs):
+    number, steps_g, saved_BxTxD, gradients, first_groups = xs
+    group = _Group.make(plan, params, number, steps_g)
+    # What the group left has its place in the final memory.
+    recent = tuple(memory.slot(step.slot) for step in group.closing)
+    states = [
+      state_before(
+        saved_BxTxD[i],
+        saved_GxBxTxD[i][first_groups[i]],
+        recent[: len(recent) * i // plan.group],
+      )
+      for i in range(plan.group)
+    ]
+    queries, queries_gradient = jax.vjp(group.queries, group.params)
+    (reads, _), read_gradient = jax.vjp(group.read, queries, memory)
+    after = dataclasses.replace(states[-1], memory=memory, recent=recent)
+    _, commit_gradient = jax.vjp(group.commit, after)
+
+    (d_state,) = commit_gradient(d_state)
+    d_memory, d_state = (
+      d_state.memory,
+      dataclasses.replace(d_state, memory=_NO_MEMORY),
+    )
+    d_layers: list[Any] = []
+    d_reads: list[Any] = []
+    for i in reversed(range(plan.group)):
+      gradients[i].args_res = [group.params[i], states[i], reads[i], consts]
+      d_layer, d_state, d_read, _ = gradients[i](d_state)
+      d_layers.insert(0, d_layer)
+      d_reads.insert(0, d_read)
+    d_queries, d_memory = read_gradient((d_reads, d_memory))
+    (d_routers,) = queries_gradient(d_queries)
+    d_params_g = [
+      jax.tree.map(jnp.add, d_layer, d_router)
+      for d_layer, d_router in zip(d_layers, d_routers, strict=True)
+    ]
+    return dataclasses.replace(d_state, memory=d_memory), jax.tree.map(
+      lambda *layers: jnp.stack(layers), *d_params_g
+    )
+
+  xs = (
+    _numbers(steps),
+    steps,
+    saved_GxBxTxD,
+    gradients,
+    jnp.array(plan.first_groups),
   )
+  with use_sharding(plan.sharding):
+    d_state, d_params_Gxg = lax.scan(body, d_final, xs, reverse=True)
+  d_params = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), d_params_Gxg)
   return d_params, d_state, None, None
 
 
 _scan.defvjp(_forward, _backward)
+
+
+def _numbers(steps: Step) -> jax.Array:
+  """Numbers of the groups."""
+  return jnp.arange(len(steps.visible))
+
+
+class _Group(NamedTuple):
+  """Layers that read together: their parameters and rows of the schedule."""
+
+  plan: _Plan
+  params: list[Any]  # of each layer
+  steps: list[Step]  # of each sublayer
+
+  @classmethod
+  def make(cls, plan: _Plan, params: Any, number: Any, steps: Step) -> "_Group":
+    """Group `number` of all layers."""
+
+    def of_layer(i):
+      layer = number * plan.group + i
+      return jax.tree.map(
+        lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), params
+      )
+
+    return cls(
+      plan,
+      [of_layer(i) for i in range(plan.group)],
+      [Step(*(x[s] for x in steps)) for s in range(2 * plan.group)],
+    )
+
+  def steps_of(self, layer: int) -> list[Step]:
+    """The two rows of one layer."""
+    return self.steps[2 * layer : 2 * layer + 2]
+
+  @property
+  def closing(self) -> list[Step]:
+    """The rows of the sublayers that may leave a source."""
+    row = self.plan.layer.routing.row
+    if row.attention_appends != "nothing":
+      return self.steps
+    return self.steps[1::2] if row.appends != "nothing" else []
+
+  def queries(self, params: Sequence[Any]) -> list[jax.Array]:
+    """Queries of all routers."""
+    return [q for of_layer in params for q in self.plan.layer.queries(of_layer)]
+
+  def read(
+    self, queries: Sequence[jax.Array], memory: DepthMemory
+  ) -> tuple[list[list[StoredRead]], DepthMemory]:
+    """What the routers of each layer read, and the memory to go on with."""
+    layer = self.plan.layer
+    reads, memory = read_stored(
+      queries,
+      memory,
+      self.steps,
+      heads=layer.routing.heads,
+      eps=layer.eps,
+      implementation=layer.implementation,
+    )
+    return [reads[i : i + 2] for i in range(0, len(reads), 2)], memory
+
+  def commit(self, state: DepthState) -> DepthState:
+    """Stores what the layers left."""
+    return state.commit(self.closing, self.plan.layer.routing.row.appends)
+
+  def forward(
+    self,
+    state: DepthState,
+    run: Callable[[int, DepthState, Sequence[StoredRead]], DepthState],
+  ) -> DepthState:
+    """Reads, runs the layers, none of which needs the memory, and stores."""
+    reads, memory = self.read(self.queries(self.params), state.memory)
+    state = dataclasses.replace(state, memory=_NO_MEMORY)
+    for i, read in enumerate(reads):
+      state = run(i, state, read)
+    return self.commit(dataclasses.replace(state, memory=memory))

@@ -41,6 +41,10 @@ class DepthMemory:
       memory = memory.append(embedding_BxTxD, jnp.int32(0), jnp.bool_(True))
     return memory
 
+  def slot(self, slot: jax.Array) -> jax.Array:
+    """The source_BxTxD in a slot, which may be traced."""
+    return _get(self.slots_SxBxTxD, slot)
+
   def append(
     self,
     source_BxTxD: jax.Array,

@@ -218,22 +218,42 @@ def read_together(
   Returns:
     A read for each router, and the state to go on with.
   """
-  queries = [router.queries() for router in routers]
-  if not len(state.memory.slots_SxBxTxD):
-    return [StoredRead(q, None) for q in queries], state
+  router = routers[0]
+  # Parameters depend on no implementation: initialisation runs on any host.
+  name = "xla" if router.is_initializing() else router.implementation
+  reads, memory = read_stored(
+    [router.queries() for router in routers],
+    state.memory,
+    steps,
+    heads=router.routing.heads,
+    eps=router.eps,
+    implementation=name,
+  )
+  return reads, dataclasses.replace(state, memory=memory)
+
+
+def read_stored(
+  queries: Sequence[jax.Array],
+  memory: DepthMemory,
+  steps: Sequence[Step],
+  *,
+  heads: int,
+  eps: float,
+  implementation: str | None,
+) -> tuple[list[StoredRead], DepthMemory]:
+  """As `read_together`, from queries_RxK of each router and the memory."""
+  slots_SxBxTxD = memory.slots_SxBxTxD
+  if not len(slots_SxBxTxD):
+    return [StoredRead(q, None) for q in queries], memory
   visible_R = jnp.concatenate(
     [
       jnp.broadcast_to(jnp.asarray(step.stored, jnp.int32), len(q))
       for q, step in zip(queries, steps, strict=True)
     ]
   )
-  router = routers[0]
   queries_RxK = jnp.concatenate(queries)
-  slots_SxBxTxD = state.memory.slots_SxBxTxD
-  case = case_of(queries_RxK, slots_SxBxTxD, router.routing.heads, router.eps)
-  # Parameters depend on no implementation: initialisation runs on any host.
-  name = "xla" if router.is_initializing() else router.implementation
-  name = choose_reader(case, name, platform=traced_platform()).name
+  case = case_of(queries_RxK, slots_SxBxTxD, heads, eps)
+  name = choose_reader(case, implementation, platform=traced_platform()).name
   read, slots_SxBxTxD = read_slots(
     READERS[name], queries_RxK, slots_SxBxTxD, visible_R, case
   )
@@ -242,8 +262,7 @@ def read_together(
     own = slice(start, start + len(q))
     start = own.stop
     reads.append(StoredRead(q, PartialRead(*(x[own] for x in read))))
-  memory = DepthMemory(slots_SxBxTxD)
-  return reads, dataclasses.replace(state, memory=memory)
+  return reads, DepthMemory(slots_SxBxTxD)
 
 
 def _combine(matrix: Matrix, stacked: jax.Array) -> jax.Array:

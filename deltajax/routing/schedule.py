@@ -23,7 +23,8 @@ class Step(NamedTuple):
   Attributes:
     visible: int32, how many slots of the memory are read.
     stored: int32, how many of these have been stored when the transformer
-      layer begins; the others are its own, `DepthState.recent`.
+      layer (or the group of layers that reads together) begins; the others are
+      its own, `DepthState.recent`.
     reads_running: bool, whether the running source is read too.
     slot: int32, the slot that is written if the block closes.
     closes: bool, whether the block closes after this sublayer: a slot is
@@ -70,9 +71,20 @@ class Schedule:
     """The row of one sublayer, as NumPy scalars."""
     return Step(*(x[sublayer] for x in self.steps))
 
-  def by_layer(self) -> Step:
-    """Rows grouped by transformer layer: arrays [num_layers, 2]."""
-    return Step(*(x.reshape(-1, 2) for x in self.steps))
+  def by_layer(self, group: int = 1) -> Step:
+    """Rows grouped by transformer layer, or by several that read together.
+
+    Args:
+      group: layers in a group; divides num_layers.
+
+    Returns:
+      Arrays [num_layers / group, 2 * group].
+    """
+    rows = Step(*(x.reshape(-1, 2 * group) for x in self.steps))
+    appended = self.num_slots - int(self.steps.closes.sum())
+    appended += np.cumsum(rows.closes.sum(1)) - rows.closes.sum(1)
+    stored = np.minimum(rows.visible, appended[:, None])
+    return rows._replace(stored=stored.astype(np.int32))
 
   def sources(self, sublayer: int | None) -> list[str]:
     """Names of the sources that a sublayer reads; None: the final read."""
@@ -152,6 +164,41 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     + tuple(names.slot(s) for s in sublayer[closes]),
     running_names=tuple(names.running(s) for s in range(total + 1)),
   )
+
+
+def layers_per_read(
+  routing: RoutingConfig, num_layers: int, asked: int | None = None
+) -> int:
+  """How many layers read the memory in one pass.
+
+  Args:
+    routing: the variant.
+    num_layers: L.
+    asked: what a user wants; None for what moves the fewest bytes.
+
+  Raises:
+    ConfigError: if `asked` does not divide num_layers, or is more than 1 for a
+      variant whose sublayers do not each leave a source.
+  """
+  grouped = routing.row.attention_appends != "nothing"
+  divisors = [g for g in range(1, num_layers + 1) if num_layers % g == 0]
+  if asked is None and not grouped:
+    return 1
+  if asked is None:
+    # Sources of a mean read: its share of the pass over half the memory, and
+    # the recent ones, which are loaded for their logits and for their mix.
+    return min(divisors, key=lambda g: num_layers / (2 * g) + 2 * g)
+  if asked not in divisors:
+    raise ConfigError(
+      f"read_group is {asked}; it must divide num_layers {num_layers}: one of"
+      f" {', '.join(map(str, divisors))}."
+    )
+  if asked > 1 and not grouped:
+    raise ConfigError(
+      f"read_group is {asked}; {routing.variant!r} reads few sources, and only"
+      " variants with a source for every sublayer read in groups: use 1."
+    )
+  return asked
 
 
 @dataclasses.dataclass(frozen=True)

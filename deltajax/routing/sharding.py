@@ -107,7 +107,7 @@ def active_sharding() -> Sharding | None:
 
 
 @contextlib.contextmanager
-def use_sharding(sharding: Sharding) -> Iterator[None]:
+def use_sharding(sharding: Sharding | None) -> Iterator[None]:
   """Constraints inside of this context refer to `sharding`."""
   token = _active.set(sharding)
   try:

@@ -21,6 +21,7 @@ MUTABLE = frozenset(
     "mesh",
     "model.attention",
     "model.depth_attention",
+    "model.read_group",
     "model.remat",
     "model.scan",
     "training.accumulation",

@@ -45,6 +45,8 @@ def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
   if not num_slots:
     return Choice("nothing is read", {})
   reads = row.roles.num_reads + row.single_role.num_reads
+  if model.scan != "plain":
+    reads *= model.layers_per_read
   micro_batch = training.batch_size // training.accumulation
   with use_sharding(sharding):
     case = case_of(
@@ -99,9 +101,13 @@ def summary(
     f" routing ({sizes['routing'] / total:.2%})",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
-    f"depth     {depth}",
+    f"depth     {depth}{_together(model.layers_per_read)}",
     f"data      {config.data.dataset}: {train.info.num_tokens:,} tokens in"
     f" {train.info.num_documents:,} documents",
     f"training  {training.steps} updates of {training.batch_size} x"
     f" {config.data.sequence_length} tokens, seed {training.seed}",
   ]
+
+
+def _together(layers: int) -> str:
+  return "" if layers == 1 else f"; {layers} layers read in one pass"

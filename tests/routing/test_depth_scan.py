@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from deltajax.models.transformer import TransformerLM
+from deltajax.routing import readers, router
 from deltajax.routing.depth_scan import REMAT_POLICIES
+from deltajax.routing.sharding import active_sharding, Sharding, use_sharding
 from deltajax.routing.variants import VARIANTS
+from deltajax.training.mesh import RULES
 from tests.helpers import (
   precision,
   quick_jit,
@@ -108,19 +111,53 @@ def test_options(variant, options):
   assert max(relative_gaps(plain, ours).values()) < 1e-9
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_float32(variant):
+@pytest.mark.parametrize(
+  ("variant", "group", "options"),
+  [
+    ("delta", 3, {"gate": "sigmoid", "null_source": True, "heads": 2}),
+    ("delta", 6, {"key_dim": 8}),
+    ("attnres_full", 3, {"heads": 2, "key_dim": 8, "null_source": True}),
+    ("rd_delta", 3, {}),
+    ("delta_replace", 2, {}),
+  ],
+)
+def test_layers_that_read_together(variant, group, options):
+  plain, ours = both_scans(variant, layers=6, read_group=group, **options)
+  for a, b in zip(plain[:2], ours[:2], strict=True):
+    np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
+  assert max(relative_gaps(plain, ours).values()) < 1e-9
+
+
+@pytest.mark.parametrize("remat", REMAT_POLICIES)
+def test_groups_under_every_remat_policy(remat):
+  plain, ours = both_scans("delta", remat, layers=6, read_group=3)
+  assert max(relative_gaps(plain, ours).values()) < 1e-9
+
+
+def assert_equal_but_for_rounding(exact, plain, ours):
   """Gradients differ by 1e-5, or as rounding alone does in the plain scan.
 
   Both roundings are as good as random, and not the same on every machine:
   hence norms, and a factor. That the gradients are equal, float64 shows.
   """
-  exact, _ = both_scans(variant)
-  plain, ours = both_scans(variant, dtype="float32")
   np.testing.assert_allclose(ours[0], plain[0], rtol=1e-5, atol=1e-5)
   gaps, rounding = relative_gaps(plain, ours), relative_gaps(exact, plain)
   for name, gap in gaps.items():
     assert gap < max(1e-5, 3 * rounding[name]), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float32(variant):
+  exact, _ = both_scans(variant)
+  assert_equal_but_for_rounding(exact, *both_scans(variant, dtype="float32"))
+
+
+@pytest.mark.parametrize("variant", ["delta", "attnres_full"])
+def test_groups_in_float32(variant):
+  exact, _ = both_scans(variant, layers=6, read_group=3)
+  assert_equal_but_for_rounding(
+    exact, *both_scans(variant, dtype="float32", layers=6, read_group=3)
+  )
 
 
 @pytest.mark.parametrize("variant", ["delta_block", "delta", "rd_attnres"])
@@ -134,6 +171,38 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_scan(variant):
     return float(np.linalg.norm(flat - expected) / np.linalg.norm(expected))
 
   assert distance(ours[2]) < 1.5 * distance(plain[2])
+
+
+def test_the_backward_pass_is_traced_for_the_same_mesh(monkeypatch):
+  """It is traced when the forward pass has been left."""
+  seen = []
+
+  def case_of(*args):
+    seen.append(active_sharding())
+    return readers.case_of(*args)
+
+  config = tiny_config(
+    "delta_block",
+    num_layers=2,
+    num_blocks=2,
+    dtype="float32",
+    param_dtype="float32",
+  )
+  mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+  sharding = Sharding(mesh, dict.fromkeys(RULES, None))
+  params = random_params(config)
+  monkeypatch.setattr(router, "case_of", case_of)
+
+  def loss(params):
+    with use_sharding(sharding):
+      output = TransformerLM(config).apply(
+        {"params": params}, random_tokens(config)
+      )
+    return output.logits_BxTxV.sum()
+
+  jax.eval_shape(jax.grad(loss), params)
+  assert len(seen) == 2
+  assert all(x is sharding for x in seen)
 
 
 def test_a_scan_of_one_layer():

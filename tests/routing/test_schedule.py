@@ -13,6 +13,7 @@ from deltajax.routing import (
   RoutingConfig,
   VARIANTS,
 )
+from deltajax.routing.schedule import layers_per_read
 from tests.routing import oracle
 
 # Six layers in three blocks: sublayers 0-3, 4-7 and 8-11. A row is a sublayer,
@@ -293,6 +294,52 @@ def test_appends_fill_the_memory_in_order(drawn):
   if schedule.final is not None:
     assert schedule.final.visible == schedule.num_slots
     assert not schedule.final.closes
+
+
+@given(schedules(), st.integers(1, 5))
+def test_groups_store_what_came_before_them(drawn, group):
+  _, layers, schedule = drawn
+  one = schedule.by_layer()
+  for x, y in zip(one, schedule.steps, strict=True):
+    np.testing.assert_array_equal(x.ravel(), y)
+  if layers % group:
+    return
+  rows = schedule.by_layer(group)
+  for g, (visible, stored) in enumerate(
+    zip(rows.visible, rows.stored, strict=True)
+  ):
+    before = schedule.num_slots - schedule.steps.closes[2 * group * g :].sum()
+    assert stored.tolist() == np.minimum(visible, before).tolist()
+
+
+@pytest.mark.parametrize(
+  ("variant", "layers", "asked", "expected"),
+  [
+    ("delta", 36, None, 3),
+    ("attnres_full", 12, None, 2),
+    ("rd_delta", 7, None, 1),  # 7 is too many, and nothing lies between.
+    ("delta_block", 36, None, 1),
+    ("standard", 36, None, 1),
+    ("delta", 36, 36, 36),
+    ("delta_block", 36, 1, 1),
+  ],
+)
+def test_layers_that_read_together(variant, layers, asked, expected):
+  routing = RoutingConfig(variant=variant)
+  assert layers_per_read(routing, layers, asked) == expected
+
+
+@pytest.mark.parametrize(
+  ("variant", "asked", "message"),
+  [
+    ("delta", 4, "read_group is 4; .* num_layers 6: one of 1, 2, 3, 6"),
+    ("delta", 0, "read_group is 0"),
+    ("delta_block", 2, "read_group is 2; 'delta_block' reads few sources"),
+  ],
+)
+def test_groups_that_cannot_be(variant, asked, message):
+  with pytest.raises(ConfigError, match=message):
+    layers_per_read(RoutingConfig(variant=variant), 6, asked)
 
 
 @given(schedules())
