@@ -22,10 +22,15 @@ from deltajax.training.mesh import make_sharding, place_batch
 from deltajax.training.step import Trainer
 
 MESHES = ((8, 1, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1), (1, 2, 2, 2), (2, 2, 1, 2))
-VARIANTS = (
-  *("standard", "delta_block", "delta", "attnres_block"),
-  "rd_delta_block",
-)
+# Variants, and the kernels, interpreted, that are run on a mesh with each.
+KERNELS = {
+  "standard": (),
+  "delta_block": ("interpret",),
+  "delta": ("interpret_triton",),
+  "attnres_block": ("interpret_triton",),
+  "rd_delta_block": ("interpret", "interpret_triton"),
+}
+VARIANTS = tuple(KERNELS)
 
 
 def run_config(variant, mesh, depth_attention=None):
@@ -133,12 +138,15 @@ def main(variants):
       check_collectives(run_config(variant, mesh))
     one = run_config(variant, (1, 1, 1, 1))
     losses, params = two_updates(one, jax.devices()[:1])
-    kernel = run_config(variant, (2, 2, 1, 2), "interpret")
-    for config in (*(run_config(variant, mesh) for mesh in MESHES), kernel):
+    for config in (
+      *(run_config(variant, mesh) for mesh in MESHES),
+      *(run_config(variant, (2, 2, 1, 2), name) for name in KERNELS[variant]),
+    ):
       mesh_losses, mesh_params = two_updates(config, jax.devices())
       np.testing.assert_allclose(mesh_losses, losses, rtol=1e-5)
       chex.assert_trees_all_close(mesh_params, params, rtol=1e-5, atol=1e-5)
-      print("equal", variant, config.mesh, flush=True)
+      kernel = config.model.depth_attention or ""
+      print("equal", variant, config.mesh, kernel, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from deltajax.config import ConfigError, MeshConfig
 from deltajax.training.mesh import axis_sizes, check_fit, make_mesh
-from tests.training.mesh_program import MESHES, run_config, VARIANTS
+from tests.training.mesh_program import KERNELS, MESHES, run_config, VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -25,8 +25,9 @@ def test_every_mesh_of_8_devices_equals_one_device(variant):
     check=False,
   )
   assert done.returncode == 0, done.stderr
-  # All meshes, and one with the kernel for TPUs, interpreted.
-  assert done.stdout.count("equal") == len(MESHES) + 1
+  assert done.stdout.count("equal") == len(MESHES) + len(KERNELS[variant])
+  for kernel in KERNELS[variant]:
+    assert f" {kernel}\n" in done.stdout
 
 
 @pytest.mark.parametrize(
