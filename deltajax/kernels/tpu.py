@@ -17,16 +17,15 @@ dx is added to the gradient of the memory in place. The gradient of the queries
 is summed over the sources and tokens of a tile on chip, over tiles by XLA: the
 order is fixed, and two runs give the same bits.
 
-Bytes for each token and source: forward one read; backward two reads and one
-write. For each token: forward R mixes and R H scalars written; backward 2 R
-mixes and 2 R H scalars read.
+Vectors moved for each token and source: forward one read; backward two reads
+and one write. For each token: forward R mixes written; backward 2 R read. Tiles
+and blocks, and the count from them, are those of `deltajax.kernels.tpu_plan`.
 
 Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size,
 G = R H logits of a source, Q rows of queries (G, padded).
 """
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -35,97 +34,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from deltajax.kernels import MASKED, without_x64
-
-LANES, SUBLANES = 128, 8
-MIB = 2**20
-# VMEM of a core in MiB, by `device_kind`; newer ones have at least 64.
-VMEM_MIB = {
-  "TPU v2": 16,
-  "TPU v3": 16,
-  "TPU v4": 16,
-  "TPU v5 lite": 128,
-  "TPU v5": 64,
-  "TPU v6 lite": 128,
-  "TPU7x": 64,
-}
-# What blocks may take of it, and what the compiler may: its own temporaries
-# are rows in float32, see `CHUNK_ELEMENTS`.
-BLOCKS_SHARE, LIMIT_SHARE = 5 / 8, 7 / 8
-# Rows that are worked on at once: their float32 copies stay small.
-CHUNK_ELEMENTS = 64 * 1024
-
-
-class Tile(NamedTuple):
-  """How much of the memory one step of the grid works on.
-
-  Attributes:
-    tokens: of a block.
-    rows: tokens of a block that are worked on at once.
-    vmem_bytes: of all blocks, twice those that are streamed, and scratch.
-  """
-
-  tokens: int
-  rows: int
-  vmem_bytes: int
-
-
-def choose_tile(
-  length: int,
-  width: int,
-  reads: int,
-  heads: int,
-  dtype: Any,
-  backward: bool,
-  device_kind: str,
-) -> Tile:
-  """The largest tile of tokens whose blocks fit into VMEM.
-
-  Blocks of [tokens, D]: forward a source and R mixes, double-buffered, and R
-  float32 accumulators; backward a source, its gradient before and after, R
-  mixes and R gradients, double-buffered.
-
-  Args:
-    length: T.
-    width: D.
-    reads: R.
-    heads: H.
-    dtype: of the memory.
-    backward: which of the two kernels.
-    device_kind: of the TPU, such as `TPU v5 lite`.
-
-  Raises:
-    ValueError: if not even the smallest tile fits.
-  """
-  item = jnp.dtype(dtype).itemsize
-  lanes = -(-width // LANES) * LANES
-  queries = 2 * (4 + 3 * 2) * _query_rows(reads, heads) * lanes
-  if backward:
-    vectors = 2 * item * (3 + 2 * reads)
-    queries += 2 * 4 * _query_rows(reads, heads) * lanes  # their gradient
-  else:
-    vectors = 2 * item * (1 + reads) + 4 * reads
-  # Statistics lie in columns: each takes a whole row of lanes.
-  statistics = 4 * 4 * -(-_query_rows(reads, heads) // LANES) * LANES
-  budget = int(BLOCKS_SHARE * vmem_bytes(device_kind))
-  # Numbers of a token lie in lanes: a tile is a multiple of these, or all.
-  sizes = [n for n in (512, 256, LANES) if n <= length] or [length]
-  for tokens in sizes:
-    size = tokens * (vectors * lanes + statistics) + queries
-    if size <= budget:
-      rows = tokens
-      while rows % 32 == 0 and rows * lanes > CHUNK_ELEMENTS:
-        rows //= 2
-      return Tile(tokens, rows, size)
-  raise ValueError(
-    f"{reads} reads of width {width} in {jnp.dtype(dtype)} need"
-    f" {size / MIB:.0f} MiB of VMEM for {tokens} tokens, {budget / MIB:.0f} MiB"
-    f" may be used on {device_kind}"
-  )
-
-
-def vmem_bytes(device_kind: str) -> int:
-  """The VMEM of a core."""
-  return VMEM_MIB.get(device_kind, 64) * MIB
+from deltajax.kernels.tpu_plan import Plan
 
 
 @without_x64
@@ -154,33 +63,27 @@ def read_forward(
     mix_RxBxTxD in the dtype of the memory, and lse_RxHxBxT in float32; where
     nothing is visible 0 and -1e30.
   """
-  plan = _Plan.make(
-    queries_RxK, slots_SxBxTxD, visible_R, heads, eps, False, device_kind
+  plan = Plan.make(
+    queries_RxK,
+    slots_SxBxTxD,
+    heads,
+    eps,
+    backward=False,
+    device_kind=device_kind,
   )
-  _, batch, length, width = slots_SxBxTxD.shape
-  reads = len(queries_RxK)
-  mix_RxBxTxD, lse_BxGxT = pl.pallas_call(
-    partial(_forward_kernel, case=plan.case),
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=plan.grid,
-      in_specs=[*plan.queries.specs(), plan.source],
-      out_specs=[plan.mixes, plan.scalars(reads * heads)],
-      scratch_shapes=[
-        plan.columns,
-        plan.columns,
-        pltpu.VMEM((reads, plan.case.tile.tokens, width), jnp.float32),
-      ],
-    ),
-    out_shape=[
-      jax.ShapeDtypeStruct((reads, batch, length, width), slots_SxBxTxD.dtype),
-      jax.ShapeDtypeStruct((batch, reads * heads, length), jnp.float32),
+  mix_RxBxTxD, lse = _call(
+    _forward_kernel,
+    plan,
+    visible_R,
+    (*_query_arrays(queries_RxK, plan), slots_SxBxTxD),
+    [
+      *_columns(plan),
+      pltpu.VMEM((plan.reads, plan.tile.tokens, plan.width), jnp.float32),
     ],
-    compiler_params=plan.compiler_params,
     interpret=interpret,
     name="depth_attention_forward",
-  )(visible_R, *plan.queries.arrays, slots_SxBxTxD)
-  return mix_RxBxTxD, _by_read(lse_BxGxT, heads)
+  )
+  return mix_RxBxTxD, _by_read(lse, plan)
 
 
 @without_x64
@@ -218,171 +121,91 @@ def read_backward(
   Returns:
     d_queries_RxK, float32, and d_slots_SxBxTxD with the read's part added.
   """
-  plan = _Plan.make(
-    queries_RxK, slots_SxBxTxD, visible_R, heads, eps, True, device_kind
+  plan = Plan.make(
+    queries_RxK,
+    slots_SxBxTxD,
+    heads,
+    eps,
+    backward=True,
+    device_kind=device_kind,
   )
-  reads, key_size = queries_RxK.shape
-  rows, width = plan.queries.rows, slots_SxBxTxD.shape[-1]
-  batch, num_tiles, _ = plan.grid
-  scalars = plan.scalars(rows)
-  inputs = [
-    visible_R,
-    *plan.queries.arrays,
+  inputs = (
+    *_query_arrays(queries_RxK, plan),
     slots_SxBxTxD,
     mix_RxBxTxD,
     d_mix_RxBxTxD,
-    _by_batch(lse_RxHxBxT, rows),
-    _by_batch(d_lse_RxHxBxT, rows),
+    _by_tile(lse_RxHxBxT, plan),
+    _by_tile(d_lse_RxHxBxT, plan),
     d_slots_SxBxTxD,
-  ]
-  d_slots_SxBxTxD, d_queries = pl.pallas_call(
-    partial(_backward_kernel, case=plan.case),
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=plan.grid,
-      in_specs=[
-        *plan.queries.specs(),
-        plan.source,
-        plan.mixes,
-        plan.mixes,
-        scalars,
-        scalars,
-        plan.source,
-      ],
-      out_specs=[
-        plan.source,
-        pl.BlockSpec((1, 1, rows, width), lambda b, t, s, _: (b, t, 0, 0)),
-      ],
-      scratch_shapes=[plan.columns, plan.columns],
-    ),
-    out_shape=[
-      jax.ShapeDtypeStruct(d_slots_SxBxTxD.shape, d_slots_SxBxTxD.dtype),
-      jax.ShapeDtypeStruct((batch, num_tiles, rows, width), jnp.float32),
-    ],
-    input_output_aliases={len(inputs) - 1: 0},
-    compiler_params=plan.compiler_params,
+  )
+  d_slots_SxBxTxD, d_queries = _call(
+    _backward_kernel,
+    plan,
+    visible_R,
+    inputs,
+    _columns(plan),
+    input_output_aliases={len(inputs): 0},  # visible_R comes before these
     interpret=interpret,
     name="depth_attention_backward",
-  )(*inputs)
-  d_queries_GxD = jnp.sum(d_queries, (0, 1))[: reads * heads]
-  return _fold_queries(d_queries_GxD, reads, key_size), d_slots_SxBxTxD
+  )
+  d_queries_GxD = jnp.sum(d_queries, (0, 1))[: plan.logits]
+  return _fold_queries(d_queries_GxD, plan), d_slots_SxBxTxD
 
 
-class _Case(NamedTuple):
-  """What is static about a call."""
+def _call(kernel, plan: Plan, visible_R, inputs, scratch, **options):
+  """Runs a kernel over its grid."""
+  # At least one source, masked, so that every output is written.
+  num_sources = jnp.maximum(jnp.max(visible_R), 1)
+  return pl.pallas_call(
+    partial(kernel, plan=plan),
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1,
+      grid=(plan.batch, plan.num_tiles, num_sources),
+      in_specs=[x.spec for x in plan.inputs],
+      out_specs=[x.spec for x in plan.outputs],
+      scratch_shapes=scratch,
+    ),
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in plan.outputs],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=plan.vmem_limit,
+    ),
+    **options,
+  )(visible_R, *inputs)
 
-  length: int
-  reads: int
-  heads: int
-  key_size: int
-  eps: float
-  tile: Tile
+
+def _columns(plan: Plan) -> list:
+  """Scratch for two numbers of each token and logit."""
+  return [pltpu.VMEM((plan.tile.tokens, plan.rows), jnp.float32)] * 2
 
 
-class _Queries(NamedTuple):
+def _query_arrays(queries_RxK, plan: Plan) -> tuple[jax.Array, ...]:
   """Queries as the kernels want them.
 
-  Attributes:
-    rows: Q.
-    arrays: [Q, D] in float32, zero outside of a head's keys; then, for a
-      bfloat16 memory, [3 Q, D] in bfloat16: parts of each whose sum it is.
+  Returns:
+    [Q, D] in float32, zero outside of a head's keys; then, for a bfloat16
+    memory, [3 Q, D] in bfloat16: parts of each whose sum it is.
   """
-
-  rows: int
-  arrays: tuple[jax.Array, ...]
-
-  @classmethod
-  def make(cls, queries_RxK, width: int, heads: int, dtype: Any) -> "_Queries":
-    reads, key_size = queries_RxK.shape
-    rows = _query_rows(reads, heads)
-    channel = jnp.arange(key_size) // (key_size // heads)
-    own_HxK = channel == jnp.arange(heads)[:, None]
-    wide = jnp.where(own_HxK, queries_RxK.astype(jnp.float32)[:, None], 0)
-    wide_QxD = jnp.zeros((rows, width), jnp.float32)
-    wide_QxD = wide_QxD.at[: reads * heads, width - key_size :].set(
-      wide.reshape(-1, key_size)
-    )
-    if dtype != jnp.bfloat16:
-      return cls(rows, (wide_QxD,))
-    return cls(rows, (wide_QxD, jnp.concatenate(_bfloat16_parts(wide_QxD))))
-
-  def specs(self) -> list[pl.BlockSpec]:
-    return [pl.BlockSpec(x.shape, lambda *_: (0, 0)) for x in self.arrays]
+  channel = jnp.arange(plan.key_size) // (plan.key_size // plan.heads)
+  own_HxK = channel == jnp.arange(plan.heads)[:, None]
+  wide = jnp.where(own_HxK, queries_RxK.astype(jnp.float32)[:, None], 0)
+  wide_QxD = jnp.zeros((plan.rows, plan.width), jnp.float32)
+  wide_QxD = wide_QxD.at[: plan.logits, plan.width - plan.key_size :].set(
+    wide.reshape(-1, plan.key_size)
+  )
+  if plan.dtype != jnp.bfloat16:
+    return (wide_QxD,)
+  return wide_QxD, jnp.concatenate(_bfloat16_parts(wide_QxD))
 
 
-class _Plan(NamedTuple):
-  """What both kernels are called with.
-
-  Attributes:
-    case: what is static.
-    queries: as the kernels want them.
-    grid: over batch, tiles of tokens, and sources.
-    source: block of the memory, or of its gradient.
-    mixes: block of the mixes of all reads, or of their gradients.
-    columns: scratch for a number of each token and logit.
-    compiler_params: of the TPU compiler.
-  """
-
-  case: _Case
-  queries: _Queries
-  grid: tuple[Any, ...]
-  source: pl.BlockSpec
-  mixes: pl.BlockSpec
-  columns: Any
-  compiler_params: pltpu.CompilerParams
-
-  @classmethod
-  def make(
-    cls, queries_RxK, slots, visible_R, heads, eps, backward, device_kind
-  ) -> "_Plan":
-    _, batch, length, width = slots.shape
-    reads, key_size = queries_RxK.shape
-    tile = choose_tile(
-      length, width, reads, heads, slots.dtype, backward, device_kind
-    )
-    queries = _Queries.make(queries_RxK, width, heads, slots.dtype)
-    return cls(
-      case=_Case(length, reads, heads, key_size, eps, tile),
-      queries=queries,
-      # At least one source, masked, so that every output is written.
-      grid=(
-        batch,
-        pl.cdiv(length, tile.tokens),
-        jnp.maximum(jnp.max(visible_R), 1),
-      ),
-      source=pl.BlockSpec(
-        (1, 1, tile.tokens, width), lambda b, t, s, _: (s, b, t, 0)
-      ),
-      mixes=pl.BlockSpec(
-        (reads, 1, tile.tokens, width), lambda b, t, s, _: (0, b, t, 0)
-      ),
-      columns=pltpu.VMEM((tile.tokens, queries.rows), jnp.float32),
-      compiler_params=pltpu.CompilerParams(
-        dimension_semantics=("parallel", "parallel", "arbitrary"),
-        vmem_limit_bytes=int(LIMIT_SHARE * vmem_bytes(device_kind)),
-      ),
-    )
-
-  def scalars(self, rows: int) -> pl.BlockSpec:
-    """Block of some numbers of each token: `rows` of [B, rows, T]."""
-    return pl.BlockSpec(
-      (1, rows, self.case.tile.tokens), lambda b, t, s, _: (b, 0, t)
-    )
-
-
-def _query_rows(reads: int, heads: int) -> int:
-  return -(-reads * heads // SUBLANES) * SUBLANES
-
-
-def _fold_queries(d_queries_GxD, reads: int, key_size: int) -> jax.Array:
+def _fold_queries(d_queries_GxD, plan: Plan) -> jax.Array:
   """Gradients [G, D], each zero outside of a head's keys, as [R, K]."""
-  width = d_queries_GxD.shape[-1]
-  heads = len(d_queries_GxD) // reads
-  d_keys = d_queries_GxD[:, width - key_size :].reshape(
-    reads, heads, heads, key_size // heads
+  heads, key_size = plan.heads, plan.key_size
+  d_keys = d_queries_GxD[:, plan.width - key_size :].reshape(
+    plan.reads, heads, heads, key_size // heads
   )
   own = jnp.arange(heads)
-  return d_keys[:, own, own].reshape(reads, key_size)
+  return d_keys[:, own, own].reshape(plan.reads, key_size)
 
 
 def _bfloat16_parts(x: jax.Array) -> list[jax.Array]:
@@ -394,22 +217,26 @@ def _bfloat16_parts(x: jax.Array) -> list[jax.Array]:
   return parts
 
 
-def _by_read(x_BxGxT, heads: int) -> jax.Array:
-  batch, _, length = x_BxGxT.shape
-  return x_BxGxT.swapaxes(0, 1).reshape(-1, heads, batch, length)
+def _by_read(x, plan: Plan) -> jax.Array:
+  """Numbers of each token as [R, H, B, T], of [B, tiles, G, tokens]."""
+  x_GxBxT = jnp.moveaxis(x, 2, 0).reshape(plan.logits, plan.batch, -1)
+  x_GxBxT = x_GxBxT[:, :, : plan.length]
+  return x_GxBxT.reshape(plan.reads, plan.heads, plan.batch, plan.length)
 
 
-def _by_batch(x_RxHxBxT, rows: int) -> jax.Array:
-  """As [B, Q, T]."""
-  batch, length = x_RxHxBxT.shape[2:]
-  x_GxBxT = x_RxHxBxT.reshape(-1, batch, length)
-  x_QxBxT = jnp.pad(x_GxBxT, ((0, rows - len(x_GxBxT)), (0, 0), (0, 0)))
-  return x_QxBxT.swapaxes(0, 1)
+def _by_tile(x_RxHxBxT, plan: Plan) -> jax.Array:
+  """As [B, tiles, Q, tokens]."""
+  x_GxBxT = x_RxHxBxT.reshape(plan.logits, plan.batch, plan.length)
+  tokens = plan.num_tiles * plan.tile.tokens
+  more = ((0, plan.rows - plan.logits), (0, 0), (0, tokens - plan.length))
+  x = jnp.pad(x_GxBxT, more)
+  x = x.reshape(plan.rows, plan.batch, plan.num_tiles, plan.tile.tokens)
+  return jnp.moveaxis(x, 0, 2)
 
 
-def _forward_kernel(visible_ref, *refs, case: _Case):
+def _forward_kernel(visible_ref, *refs, plan: Plan):
   *queries, x_ref, mix_ref, lse_ref, max_ref, sum_ref, acc_ref = refs
-  source, first_token = pl.program_id(2), _first_token(case)
+  source, first_token = pl.program_id(2), _first_token(plan)
 
   @pl.when(source == 0)
   def _():
@@ -417,43 +244,43 @@ def _forward_kernel(visible_ref, *refs, case: _Case):
     sum_ref[...] = jnp.zeros_like(sum_ref)
     acc_ref[...] = jnp.zeros_like(acc_ref)
 
-  seen = _seen(visible_ref, source, case, max_ref.shape[-1])
+  seen = _seen(visible_ref, source, plan, max_ref.shape[-1])
 
-  @_for_chunks(case)
+  @_for_chunks(plan)
   def _(rows, start):
-    x = _load_source(x_ref, rows, first_token + start, case)
+    x = _load_source(x_ref, rows, first_token + start, plan)
     wide = x.astype(jnp.float32)
-    logit, _ = _logits(x, wide, queries, case)
+    logit, _ = _logits(x, wide, queries, plan)
     logit = jnp.where(seen, logit, MASKED)
     above = logit - max_ref[rows, :]
     rescale = jnp.exp(jnp.minimum(-above, 0))
     weight = jnp.where(seen, jnp.exp(jnp.minimum(above, 0)), 0)
     max_ref[rows, :] = jnp.maximum(max_ref[rows, :], logit)
     sum_ref[rows, :] = rescale * sum_ref[rows, :] + weight
-    for r in range(case.reads):
+    for r in range(plan.reads):
       acc_ref[r, rows, :] = (
-        _per_channel(rescale, r, case, wide.shape) * acc_ref[r, rows, :]
-        + _per_channel(weight, r, case, wide.shape) * wide
+        _per_channel(rescale, r, plan, wide.shape) * acc_ref[r, rows, :]
+        + _per_channel(weight, r, plan, wide.shape) * wide
       )
 
   @pl.when(source == pl.num_programs(2) - 1)
   def _():
     total = jnp.where(sum_ref[...] > 0, sum_ref[...], 1)
     lse = max_ref[...] + jnp.log(total)
-    lse_ref[0] = lse.T[: case.reads * case.heads]
+    lse_ref[0, 0] = lse.T[: plan.logits]
     sum_ref[...] = 1 / total
 
-    @_for_chunks(case)
+    @_for_chunks(plan)
     def _(rows, start):
       del start
       scale = sum_ref[rows, :]
-      for r in range(case.reads):
+      for r in range(plan.reads):
         acc = acc_ref[r, rows, :]
-        mixed = _per_channel(scale, r, case, acc.shape) * acc
+        mixed = _per_channel(scale, r, plan, acc.shape) * acc
         mix_ref[r, 0, rows, :] = mixed.astype(mix_ref.dtype)
 
 
-def _backward_kernel(visible_ref, *refs, case: _Case):
+def _backward_kernel(visible_ref, *refs, plan: Plan):
   (
     *queries,
     x_ref,
@@ -467,7 +294,7 @@ def _backward_kernel(visible_ref, *refs, case: _Case):
     lse_column_ref,
     d_lse_column_ref,
   ) = refs
-  source, first_token = pl.program_id(2), _first_token(case)
+  source, first_token = pl.program_id(2), _first_token(plan)
 
   @pl.when(source == 0)
   def _():
@@ -476,49 +303,49 @@ def _backward_kernel(visible_ref, *refs, case: _Case):
       (lse_column_ref, lse_ref),
       (d_lse_column_ref, d_lse_ref),
     ):
-      column_ref[...] = row_ref[0].T
+      column_ref[...] = row_ref[0, 0].T
 
-  seen = _seen(visible_ref, source, case, lse_column_ref.shape[-1])
+  seen = _seen(visible_ref, source, plan, lse_column_ref.shape[-1])
 
-  @_for_chunks(case)
+  @_for_chunks(plan)
   def _(rows, start):
-    x = _load_source(x_ref, rows, first_token + start, case)
+    x = _load_source(x_ref, rows, first_token + start, plan)
     wide = x.astype(jnp.float32)
-    logit, rstd = _logits(x, wide, queries, case)
+    logit, rstd = _logits(x, wide, queries, plan)
     logit = jnp.where(seen, logit, MASKED)
     alpha = jnp.where(seen, jnp.exp(logit - lse_column_ref[rows, :]), 0)
     lane = lax.broadcasted_iota(jnp.int32, alpha.shape, 1)
     off_mix = d_lse_column_ref[rows, :]
     d_mixes = []
-    for r in range(case.reads):
+    for r in range(plan.reads):
       d_mix = d_mix_ref[r, 0, rows, :].astype(jnp.float32)
       off = d_mix * (wide - mix_ref[r, 0, rows, :].astype(jnp.float32))
-      for h in range(case.heads):
-        part = jnp.sum(_head(off, h, case), axis=-1, keepdims=True)
-        off_mix += jnp.where(lane == r * case.heads + h, part, 0)
+      for h in range(plan.heads):
+        part = jnp.sum(_head(off, h, plan), axis=-1, keepdims=True)
+        off_mix += jnp.where(lane == r * plan.heads + h, part, 0)
       d_mixes.append(d_mix)
     d_logit = alpha * off_mix
     d_dot = d_logit * rstd
     shrink = jnp.sum(
       jnp.where(seen, d_logit * logit, 0), axis=-1, keepdims=True
     )
-    shrink *= rstd * rstd / case.key_size
-    d_x = -_keys_only(wide, case) * shrink
-    for g in range(case.reads * case.heads):
+    shrink *= rstd * rstd / plan.key_size
+    d_x = -_keys_only(wide, plan) * shrink
+    for g in range(plan.logits):
       d_x += d_dot[:, g : g + 1] * queries[0][g : g + 1, :]
     for r, d_mix in enumerate(d_mixes):
-      d_x += _per_channel(alpha, r, case, d_mix.shape) * d_mix
+      d_x += _per_channel(alpha, r, plan, d_mix.shape) * d_mix
     d_old = d_old_ref[0, 0, rows, :].astype(jnp.float32)
     d_new_ref[0, 0, rows, :] = (d_old + d_x).astype(d_new_ref.dtype)
-    if case.length % case.tile.tokens:
-      inside = _inside(first_token + start, d_dot.shape, case)
+    if plan.length % plan.tile.tokens:
+      inside = _inside(first_token + start, d_dot.shape, plan)
       d_dot = jnp.where(inside, d_dot, 0)
     d_queries_ref[0, 0] += _sum_over_tokens(d_dot, x)
 
 
-def _for_chunks(case: _Case):
+def _for_chunks(plan: Plan):
   """Decorates what is done for each chunk of rows: f(slice, first row)."""
-  count = case.tile.tokens // case.tile.rows
+  count = plan.tile.tokens // plan.tile.rows
 
   def run(body):
     if count == 1:
@@ -526,49 +353,49 @@ def _for_chunks(case: _Case):
       return
 
     def step(i, _):
-      start = pl.multiple_of(i * case.tile.rows, case.tile.rows)
-      body(pl.ds(start, case.tile.rows), start)
+      start = pl.multiple_of(i * plan.tile.rows, plan.tile.rows)
+      body(pl.ds(start, plan.tile.rows), start)
 
     lax.fori_loop(0, count, step, None)
 
   return run
 
 
-def _seen(visible_ref, source, case: _Case, num_lanes: int):
+def _seen(visible_ref, source, plan: Plan, num_lanes: int):
   """Which logits count for this source: bool [1, Q]."""
   lane = lax.broadcasted_iota(jnp.int32, (1, num_lanes), 1)
   seen = jnp.zeros((1, num_lanes), jnp.bool_)
-  for r in range(case.reads):
-    first = r * case.heads
-    own = (lane >= first) & (lane < first + case.heads)
+  for r in range(plan.reads):
+    first = r * plan.heads
+    own = (lane >= first) & (lane < first + plan.heads)
     seen |= own & (source < visible_ref[r])
   return seen
 
 
-def _load_source(x_ref, rows, first_token, case: _Case):
+def _load_source(x_ref, rows, first_token, plan: Plan):
   x = x_ref[0, 0, rows, :]
-  if case.length % case.tile.tokens:
+  if plan.length % plan.tile.tokens:
     # Rows beyond the end hold anything; they must not reach a sum.
-    x = jnp.where(_inside(first_token, x.shape, case), x, jnp.zeros_like(x))
+    x = jnp.where(_inside(first_token, x.shape, plan), x, jnp.zeros_like(x))
   return x
 
 
-def _first_token(case: _Case):
+def _first_token(plan: Plan):
   """Of this tile."""
-  return pl.program_id(1) * case.tile.tokens
+  return pl.program_id(1) * plan.tile.tokens
 
 
-def _inside(first_token, shape, case: _Case):
+def _inside(first_token, shape, plan: Plan):
   """Which rows, from a token on, are before the end of the sequence."""
   token = first_token + lax.broadcasted_iota(jnp.int32, shape, 0)
-  return token < case.length
+  return token < plan.length
 
 
-def _logits(x, wide, queries, case: _Case):
+def _logits(x, wide, queries, plan: Plan):
   """Logits [rows, Q], and rstd [rows, 1]."""
-  squares = _keys_only(wide * wide, case)
-  mean = jnp.sum(squares, axis=-1, keepdims=True) / case.key_size
-  rstd = lax.rsqrt(mean + case.eps)
+  squares = _keys_only(wide * wide, plan)
+  mean = jnp.sum(squares, axis=-1, keepdims=True) / plan.key_size
+  rstd = lax.rsqrt(mean + plan.eps)
   contract = (((1,), (1,)), ((), ()))
   if len(queries) == 1:
     dot = lax.dot_general(
@@ -605,32 +432,32 @@ def _sum_over_tokens(d_dot, x):
   )
 
 
-def _keys_only(x, case: _Case):
-  if case.key_size == x.shape[-1]:
+def _keys_only(x, plan: Plan):
+  if plan.key_size == x.shape[-1]:
     return x
   channel = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-  return jnp.where(channel >= x.shape[-1] - case.key_size, x, 0)
+  return jnp.where(channel >= x.shape[-1] - plan.key_size, x, 0)
 
 
-def _head(x, h: int, case: _Case):
+def _head(x, h: int, plan: Plan):
   """The channels of a head, others zero."""
-  if case.heads == 1:
+  if plan.heads == 1:
     return x
-  size = x.shape[-1] // case.heads
+  size = x.shape[-1] // plan.heads
   channel = lax.broadcasted_iota(jnp.int32, x.shape, 1)
   return jnp.where((channel >= h * size) & (channel < (h + 1) * size), x, 0)
 
 
-def _per_channel(column, r: int, case: _Case, shape):
+def _per_channel(column, r: int, plan: Plan, shape):
   """Spreads a read's statistics [rows, H] over [rows, D]."""
-  first = r * case.heads
+  first = r * plan.heads
   spread = column[:, first : first + 1]
-  if case.heads == 1:
+  if plan.heads == 1:
     return spread
-  size = shape[-1] // case.heads
+  size = shape[-1] // plan.heads
   channel = lax.broadcasted_iota(jnp.int32, shape, 1)
   spread = jnp.broadcast_to(spread, shape)
-  for h in range(1, case.heads):
+  for h in range(1, plan.heads):
     own = column[:, first + h : first + h + 1]
     spread = jnp.where(channel >= h * size, own, spread)
   return spread

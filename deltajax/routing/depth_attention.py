@@ -21,7 +21,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from deltajax.kernels import gpu, tpu
+from deltajax.kernels import gpu, tpu, tpu_plan
 from deltajax.routing.choice import Choice, choose, traced_platform
 from deltajax.routing.memory import Sources
 from deltajax.routing.partial_read import (
@@ -285,7 +285,7 @@ def _tpu_refusal(case: ReadCase) -> str | None:
   if _dtype_refusal(case) is not None:
     return _dtype_refusal(case)
   try:
-    tpu.choose_tile(
+    tpu_plan.choose_tile(
       case.length,
       case.width,
       case.reads,

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 TOY = ("--width", "32", "--sequence-length", "16", "--num-blocks", "2")
 
@@ -91,8 +93,24 @@ def test_depth_attention_says_what_must_be_moved(tmp_path):
   assert forward["seconds"] is None  # On a CPU.
 
 
+def test_compile_kernels_names_what_does_not_compile(tmp_path):
+  pytest.importorskip("libtpu")
+  file = tmp_path / "rows.json"
+  done = run(
+    "compile_kernels",
+    *("--chips", "v5p", "--slots", 2, "--widths", 256, 131_072),
+    *("--reads", 1, "--dtypes", "bfloat16", "--tokens", 16, "--json", file),
+  )
+  assert done.returncode == 1, done.stderr
+  assert "2 of 4 passes compile" in done.stdout
+  assert "MiB of VMEM for 16 tokens, 40 MiB may be used" in done.stdout
+  rows = json.loads(file.read_text())
+  assert [row["error"] is None for row in rows] == [True, True, False, False]
+
+
 def test_benchmarks_say_what_is_wrong():
   for script, options, message in (
+    ("compile_kernels", ("--chips", "v5x"), "unknown TPU 'v5x'"),
     ("step_time", ("--meshes", "fsdp"), "give sizes as in fsdp=4,tensor=2"),
     ("memory", ("--json", "no/such/dir/f"), "there is no directory"),
     (
