@@ -5,10 +5,12 @@
 
 Bytes are those that a pass must move: forward every source once and R mixes,
 backward every source and its gradient, read and written, and R mixes and their
-gradients; and a few float32 numbers per token. On a GPU or TPU the table has
-the time of the implementation that is chosen there, the bandwidth that it
-amounts to, the fraction of a large copy measured in the same run, and the time
-of XLA relative to it. On a CPU it has bytes alone: times say nothing there.
+gradients; and a few float32 numbers per token. Beside them is what the TPU
+kernel moves, read off its blocks: for each token and read vectors of D in the
+dtype of the memory, and float32 scalars. On a GPU or TPU the table has the time
+of the implementation that is chosen there, the bandwidth that it amounts to,
+the fraction of a large copy measured in the same run, and the time of XLA
+relative to it. On a CPU it has bytes alone: times say nothing there.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from deltajax.kernels import tpu_plan
 from deltajax.routing.depth_attention import choose_reader, READERS
 from deltajax.routing.partial_read import PartialRead
 from deltajax.routing.readers import case_of, read_slots
@@ -32,6 +35,7 @@ from train.cli import check_json_file, main, write_json_file
 
 EPS = 1e-6
 COPY_BYTES = 2**30
+TPU = "TPU v5"  # tiles are those of a v5p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Row:
     reads: R.
     implementation: of the pass.
     bytes: that it must move.
+    tpu_vectors: that the TPU kernel moves, per token and read.
+    tpu_scalars: likewise.
     seconds: that it takes.
     of_copy: its bandwidth relative to that of a large copy.
     xla_seconds: of the same pass in XLA.
@@ -83,6 +89,8 @@ class Row:
   reads: int
   implementation: str
   bytes: int
+  tpu_vectors: float
+  tpu_scalars: float
   seconds: float | None = None
   of_copy: float | None = None
   xla_seconds: float | None = None
@@ -93,6 +101,19 @@ def bytes_moved(direction: str, S, D, T, R, dtype) -> int:
   vectors = {"forward": S + R, "backward": 3 * S + 2 * R}[direction]
   scalars = {"forward": R, "backward": 2 * R}[direction]
   return T * (vectors * D * jnp.dtype(dtype).itemsize + 4 * scalars)
+
+
+def tpu_traffic(direction: str, S, D, T, R, dtype) -> tuple[float, float]:
+  """Vectors and scalars that the TPU kernel moves, per token and read."""
+  plan = tpu_plan.Plan.make(
+    jax.ShapeDtypeStruct((R, D), jnp.float32),
+    jax.ShapeDtypeStruct((S, 1, T, D), jnp.dtype(dtype)),
+    1,
+    EPS,
+    backward=direction == "backward",
+    device_kind=TPU,
+  )
+  return plan.traffic.vectors / R, plan.traffic.scalars / R
 
 
 def passes(name: str, S, D, T, R, dtype) -> dict[str, tuple[Callable, tuple]]:
@@ -170,7 +191,8 @@ def measure(options: Options) -> Iterator[Row]:
     ).name
     for direction in ("forward", "backward"):
       size = bytes_moved(direction, S, D, T, R, options.dtype)
-      row = Row(direction, S, D, T, R, name, size)
+      traffic = tpu_traffic(direction, S, D, T, R, options.dtype)
+      row = Row(direction, S, D, T, R, name, size, *traffic)
       if bandwidth is not None:
         own, xla = (
           seconds_of(
@@ -196,6 +218,7 @@ def command(arguments: list[str]) -> None:
   print(options)
   print(
     f"{'pass':<10}{'S':>4}{'D':>6}{'T':>7}{'R':>3}  {'by':<16}{'MB':>9}"
+    f"{'vectors':>9}{'scalars':>9}"
     f"{'ms':>9}{'GB/s':>8}{'of copy':>9}{'XLA':>7}"
   )
   rows = []
@@ -203,6 +226,7 @@ def command(arguments: list[str]) -> None:
     line = (
       f"{row.direction:<10}{row.slots:>4}{row.width:>6}{row.tokens:>7}"
       f"{row.reads:>3}  {row.implementation:<16}{row.bytes / 1e6:>9.1f}"
+      f"{row.tpu_vectors:>9.2f}{row.tpu_scalars:>9.1f}"
     )
     if row.seconds and row.xla_seconds:
       line += (
