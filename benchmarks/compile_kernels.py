@@ -84,7 +84,6 @@ class Row:
 
 def one_chip(chip: str) -> Any:
   """A description of a device."""
-  check_name("TPU", chip, CHIPS)
   return get_target(f"{chip}:{'x'.join('1' * CHIPS[chip].axes)}").devices[0]
 
 
@@ -164,6 +163,8 @@ def as_line(rows: list[Row]) -> str:
 def command(arguments: list[str]) -> None:
   options = tyro.cli(Options, args=arguments)
   check_json_file(options.json)
+  for chip in options.chips:
+    check_name("TPU", chip, CHIPS)
   for dtype in options.dtypes:
     check_name("dtype", dtype, ("bfloat16", "float32"))
   print(f"jax {jax.__version__}, {options}")

@@ -15,6 +15,7 @@ relative to it. On a CPU it has bytes alone: times say nothing there.
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import pathlib
 import statistics
 import sys
@@ -35,6 +36,7 @@ from train.cli import check_json_file, main, write_json_file
 
 EPS = 1e-6
 COPY_BYTES = 2**30
+DIRECTIONS = ("forward", "backward")
 TPU = "TPU v5"  # tiles are those of a v5p
 
 
@@ -75,7 +77,8 @@ class Row:
     reads: R.
     implementation: of the pass.
     bytes: that it must move.
-    tpu_vectors: that the TPU kernel moves, per token and read.
+    tpu_vectors: that the TPU kernel moves, per token and read; None where it
+      does not serve.
     tpu_scalars: likewise.
     seconds: that it takes.
     of_copy: its bandwidth relative to that of a large copy.
@@ -89,8 +92,8 @@ class Row:
   reads: int
   implementation: str
   bytes: int
-  tpu_vectors: float
-  tpu_scalars: float
+  tpu_vectors: float | None
+  tpu_scalars: float | None
   seconds: float | None = None
   of_copy: float | None = None
   xla_seconds: float | None = None
@@ -103,26 +106,41 @@ def bytes_moved(direction: str, S, D, T, R, dtype) -> int:
   return T * (vectors * D * jnp.dtype(dtype).itemsize + 4 * scalars)
 
 
-def tpu_traffic(direction: str, S, D, T, R, dtype) -> tuple[float, float]:
-  """Vectors and scalars that the TPU kernel moves, per token and read."""
-  plan = tpu_plan.Plan.make(
-    jax.ShapeDtypeStruct((R, D), jnp.float32),
-    jax.ShapeDtypeStruct((S, 1, T, D), jnp.dtype(dtype)),
-    1,
-    EPS,
-    backward=direction == "backward",
-    device_kind=TPU,
-  )
+def tpu_traffic(direction: str, S, D, T, R, dtype) -> tuple:
+  """Vectors and scalars that the TPU kernel moves, per token and read.
+
+  None where no tile fits.
+  """
+  try:
+    plan = tpu_plan.Plan.make(
+      jax.ShapeDtypeStruct((R, D), jnp.float32),
+      jax.ShapeDtypeStruct((S, 1, T, D), jnp.dtype(dtype)),
+      1,
+      EPS,
+      backward=direction == "backward",
+      device_kind=TPU,
+    )
+  except ValueError:
+    return None, None
   return plan.traffic.vectors / R, plan.traffic.scalars / R
+
+
+@functools.partial(jax.jit, static_argnums=range(5))
+def random_arrays(S, D, T, R, dtype):
+  keys = jax.random.split(jax.random.key(0), 4)
+  return (
+    jax.random.normal(keys[0], (R, D)) / 8,
+    jax.random.normal(keys[1], (S, 1, T, D), dtype),
+    PartialRead(
+      jax.random.normal(keys[2], (R, 1, T, D), dtype),
+      jax.random.normal(keys[3], (R, 1, 1, T)),
+    ),
+  )
 
 
 def passes(name: str, S, D, T, R, dtype) -> dict[str, tuple[Callable, tuple]]:
   """Jitted forward and backward passes with their arguments."""
-  keys = jax.random.split(jax.random.key(0), 4)
-  queries = jax.random.normal(keys[0], (R, D)) / 8
-  slots = jax.random.normal(keys[1], (S, 1, T, D), dtype)
-  d_mix = jax.random.normal(keys[2], (R, 1, T, D), dtype)
-  d_lse = jax.random.normal(keys[3], (R, 1, 1, T))
+  queries, slots, d_read = random_arrays(S, D, T, R, dtype)
   visible = jnp.full(R, S, jnp.int32)
   case = case_of(queries, slots, 1, EPS)
   reader = READERS[name]
@@ -139,7 +157,7 @@ def passes(name: str, S, D, T, R, dtype) -> dict[str, tuple[Callable, tuple]]:
     "forward": (forward, (queries, slots, visible)),
     "backward": (
       jax.jit(backward, donate_argnums=5),
-      (queries, slots, visible, read, PartialRead(d_mix, d_lse)),
+      (queries, slots, visible, read, d_read),
     ),
   }
 
@@ -189,23 +207,23 @@ def measure(options: Options) -> Iterator[Row]:
     name = choose_reader(
       case, options.implementation, jax.default_backend()
     ).name
-    for direction in ("forward", "backward"):
+    own, xla = {}, {}
+    if bandwidth is not None:
+      for times, reader in ((own, name), (xla, "xla")):
+        for direction, timed in passes(
+          reader, S, D, T, R, options.dtype
+        ).items():
+          times[direction] = seconds_of(*timed, options.rounds)
+    for direction in DIRECTIONS:
       size = bytes_moved(direction, S, D, T, R, options.dtype)
       traffic = tpu_traffic(direction, S, D, T, R, options.dtype)
       row = Row(direction, S, D, T, R, name, size, *traffic)
       if bandwidth is not None:
-        own, xla = (
-          seconds_of(
-            *passes(reader, S, D, T, R, options.dtype)[direction],
-            options.rounds,
-          )
-          for reader in (name, "xla")
-        )
         row = dataclasses.replace(
           row,
-          seconds=own,
-          of_copy=size / own / bandwidth,
-          xla_seconds=xla,
+          seconds=own[direction],
+          of_copy=size / own[direction] / bandwidth,
+          xla_seconds=xla[direction],
         )
       yield row
 
@@ -226,8 +244,11 @@ def command(arguments: list[str]) -> None:
     line = (
       f"{row.direction:<10}{row.slots:>4}{row.width:>6}{row.tokens:>7}"
       f"{row.reads:>3}  {row.implementation:<16}{row.bytes / 1e6:>9.1f}"
-      f"{row.tpu_vectors:>9.2f}{row.tpu_scalars:>9.1f}"
     )
+    if row.tpu_vectors and row.tpu_scalars:
+      line += f"{row.tpu_vectors:>9.2f}{row.tpu_scalars:>9.1f}"
+    else:
+      line += f"{'-':>9}{'-':>9}"
     if row.seconds and row.xla_seconds:
       line += (
         f"{row.seconds * 1e3:>9.3f}{row.bytes / row.seconds / 1e9:>8.0f}"

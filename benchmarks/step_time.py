@@ -3,6 +3,8 @@
     python benchmarks/step_time.py
     python benchmarks/step_time.py --variants delta delta_block --width 512
     python benchmarks/step_time.py --meshes data=8 fsdp=8 fsdp=4,tensor=2
+    python benchmarks/step_time.py --preset qwen3-0.6b --dtype bfloat16 \\
+        --remat full --batch-size 4 --sequence-length 2048 --json F
 
 The variants take turns, one update each, so that a machine whose speed drifts
 slows all of them; the ratio is the median over rounds of the two neighbours.
@@ -34,9 +36,11 @@ from deltajax.config import (
   RunConfig,
   TrainingConfig,
 )
+from deltajax.models.presets import presets
 from deltajax.training.mesh import make_sharding, place_batch
 from deltajax.training.step import Trainer
-from train.cli import main
+from deltajax.training.summary import depth_choice
+from train.cli import check_json_file, main, write_json_file
 
 BASELINE = "standard"
 
@@ -47,6 +51,8 @@ class Options:
 
   Attributes:
     variants: compared with `standard`.
+    preset: a name of `deltajax.presets`, whose sizes are taken instead of
+      `width`, `layers` and `vocab_size`.
     width: D.
     layers: transformer layers.
     sequence_length: T.
@@ -57,9 +63,11 @@ class Options:
     remat: as in ModelConfig.
     rounds: updates of each variant that are timed.
     meshes: sizes of mesh axes, as fsdp=4,tensor=2; other axes have size 1.
+    json: also write the rows to this file.
   """
 
   variants: tuple[str, ...] = ("delta_block", "attnres_block", "delta")
+  preset: str | None = None
   width: int = 256
   layers: int = 8
   sequence_length: int = 256
@@ -70,6 +78,28 @@ class Options:
   remat: str = "none"
   rounds: int = 15
   meshes: tuple[str, ...] = ("data=1",)
+  json: pathlib.Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A variant on a mesh.
+
+  Attributes:
+    variant: of the routing.
+    mesh: sizes of its axes.
+    tokens_per_second: of the median update.
+    ratio: speed relative to `standard` on the first mesh.
+    compile_seconds: of the update, with tracing.
+    depth_attention: that passes over the memory.
+  """
+
+  variant: str
+  mesh: str
+  tokens_per_second: float
+  ratio: float
+  compile_seconds: float
+  depth_attention: str
 
 
 def mesh_config(mesh: str) -> MeshConfig:
@@ -80,6 +110,14 @@ def mesh_config(mesh: str) -> MeshConfig:
 
 
 def model_config(options: Options, variant: str) -> ModelConfig:
+  routing = RoutingConfig(variant=variant, num_blocks=options.num_blocks)
+  if options.preset is not None:
+    return dataclasses.replace(
+      presets[options.preset],
+      dtype=options.dtype,
+      remat=options.remat,
+      routing=routing,
+    )
   head_dim = min(64, options.width)
   heads = options.width // head_dim
   return ModelConfig(
@@ -92,14 +130,15 @@ def model_config(options: Options, variant: str) -> ModelConfig:
     mlp_width=4 * options.width,
     dtype=options.dtype,
     remat=options.remat,
-    routing=RoutingConfig(variant=variant, num_blocks=options.num_blocks),
+    routing=routing,
   )
 
 
 def random_batch(options: Options) -> dict[str, np.ndarray]:
   shape = (options.batch_size, options.sequence_length + 1)
   rng = np.random.default_rng(0)
-  tokens = rng.integers(0, options.vocab_size, shape, dtype=np.int32)
+  vocab_size = model_config(options, BASELINE).vocab_size
+  tokens = rng.integers(0, vocab_size, shape, dtype=np.int32)
   positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
   return {
     "tokens": tokens,
@@ -123,17 +162,14 @@ def _call(compiled, batch, state):
   return compiled(state, batch)
 
 
-def command(arguments: list[str]) -> None:
-  options = tyro.cli(Options, args=arguments)
-  meshes = {name: mesh_config(name) for name in options.meshes}
-  most = max(math.prod(dataclasses.astuple(mesh)) for mesh in meshes.values())
-  jax.config.update("jax_num_cpu_devices", most)
+def measure(options: Options, meshes: dict[str, MeshConfig]) -> list[Row]:
   variants = dict.fromkeys((BASELINE, *options.variants))
   rows = [(variant, mesh) for mesh in meshes for variant in variants]
-  updates, states, seconds, compile_seconds = {}, {}, {}, {}
+  updates, states, seconds, compile_seconds, readers = {}, {}, {}, {}, {}
   for row in rows:
     variant, mesh = row
     trainer = make_trainer(options, variant, meshes[mesh])
+    readers[row] = depth_choice(trainer.config, trainer.sharding).name
     states[row] = trainer.compiled_init()
     batch = place_batch(
       trainer.sharding, random_batch(options), options.batch_size
@@ -149,24 +185,45 @@ def command(arguments: list[str]) -> None:
       states[row], metrics = update(states[row])
       jax.block_until_ready((states[row], metrics))
       seconds[row].append(time.perf_counter() - begin)
+  tokens = options.batch_size * options.sequence_length
+  base = seconds[rows[0]][1:]
+  return [
+    Row(
+      *row,
+      tokens_per_second=tokens / statistics.median(times[1:]),
+      ratio=statistics.median(
+        one / own for one, own in zip(base, times[1:], strict=True)
+      ),
+      compile_seconds=compile_seconds[row],
+      depth_attention=readers[row],
+    )
+    for row, times in seconds.items()
+  ]
 
+
+def command(arguments: list[str]) -> None:
+  options = tyro.cli(Options, args=arguments)
+  check_json_file(options.json)
+  meshes = {name: mesh_config(name) for name in options.meshes}
+  for variant in options.variants:
+    model_config(options, variant)  # Raises before any work.
+  most = max(math.prod(dataclasses.astuple(mesh)) for mesh in meshes.values())
+  jax.config.update("jax_num_cpu_devices", most)
+  rows = measure(options, meshes)
   device = jax.devices()[0]
   print(f"{device.device_kind} ({device.platform}), jax {jax.__version__}")
   print(options)
   print(
     f"{'variant':<24}{'mesh':<16}{'tokens/s':>10}{'ratio':>8}{'compile s':>11}"
+    "  depth attention"
   )
-  tokens = options.batch_size * options.sequence_length
-  for row, times in seconds.items():
-    ratios = [
-      base / own
-      for base, own in zip(seconds[rows[0]][1:], times[1:], strict=True)
-    ]
-    variant, mesh = row
+  for row in rows:
     print(
-      f"{variant:<24}{mesh:<16}{tokens / statistics.median(times[1:]):>10.0f}"
-      f"{statistics.median(ratios):>8.3f}{compile_seconds[row]:>11.1f}"
+      f"{row.variant:<24}{row.mesh:<16}{row.tokens_per_second:>10.0f}"
+      f"{row.ratio:>8.3f}{row.compile_seconds:>11.1f}"
+      f"  {row.depth_attention}"
     )
+  write_json_file(options.json, [dataclasses.asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

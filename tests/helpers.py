@@ -23,6 +23,8 @@ from deltajax.routing.partial_read import MASKED
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later versions have no such option
   QUICK["xla_cpu_use_fusion_emitters"] = False
+# The same for a process of its own, as XLA_FLAGS.
+QUICK_FLAGS = " ".join(f"--{k}={v}".lower() for k, v in QUICK.items())
 ROUTING_OPTIONS = {field.name for field in dataclasses.fields(RoutingConfig)}
 
 

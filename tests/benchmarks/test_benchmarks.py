@@ -1,11 +1,25 @@
 """The benchmark scripts run, on toys, and print what they say they print."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from benchmarks import (
+  compile_kernels,
+  depth_attention,
+  kernel_parity,
+  memory,
+  step_time,
+  variant_steps,
+)
+import deltajax
+from deltajax.config import ConfigError
+from tests.helpers import QUICK_FLAGS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOY = ("--width", "32", "--sequence-length", "16", "--num-blocks", "2")
@@ -15,6 +29,7 @@ def run(script, *options):
   return subprocess.run(
     [sys.executable, f"benchmarks/{script}.py", *map(str, options)],
     cwd=ROOT,
+    env=os.environ | {"XLA_FLAGS": QUICK_FLAGS},
     capture_output=True,
     text=True,
     check=False,
@@ -59,12 +74,14 @@ def test_an_unknown_target_is_one_message():
   assert "Traceback" not in done.stderr
 
 
-def test_step_time_by_mesh():
+def test_step_time_by_mesh(tmp_path):
+  file = tmp_path / "rows.json"
   done = run(
     "step_time",
     *TOY,
     *("--layers", 2, "--rounds", 2, "--batch-size", 4),
     *("--variants", "delta", "--meshes", "data=1", "data=2,fsdp=2"),
+    *("--json", file),
   )
   assert done.returncode == 0, done.stderr
   rows = [line.split() for line in done.stdout.splitlines()[-4:]]
@@ -75,6 +92,10 @@ def test_step_time_by_mesh():
     ["delta", "data=2,fsdp=2"],
   ]
   assert all(float(row[2]) > 0 for row in rows)
+  found = json.loads(file.read_text())
+  assert [row["depth_attention"] for row in found] == [
+    *("nothing is read", "xla") * 2,
+  ]
 
 
 def test_depth_attention_says_what_must_be_moved(tmp_path):
@@ -89,8 +110,36 @@ def test_depth_attention_says_what_must_be_moved(tmp_path):
   # 9 sources and a mix; 9 sources, their gradients twice, a mix and its own.
   assert forward["bytes"] == 128 * (10 * 2048 + 4)
   assert backward["bytes"] == 128 * (29 * 2048 + 8)
+  # The TPU kernel: queries and their gradient besides.
+  assert 10 < forward["tpu_vectors"] < 10.5
+  assert 29 < backward["tpu_vectors"] < 29.5
   assert "xla" in done.stdout
   assert forward["seconds"] is None  # On a CPU.
+
+
+def test_depth_attention_measures_where_there_is_a_gpu(monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(depth_attention, "COPY_BYTES", 2**16)
+  options = depth_attention.Options(
+    slots=(2,), widths=(64,), reads=(2,), tokens=(16,), implementation="xla"
+  )
+  rows = list(depth_attention.measure(options))
+  assert [row.direction for row in rows] == ["forward", "backward"]
+  for row in rows:
+    assert row.seconds > 0
+    assert row.xla_seconds > 0
+    assert row.of_copy > 0
+
+
+def test_step_time_of_a_preset():
+  options = step_time.Options(preset="qwen3-0.6b", dtype="bfloat16")
+  config = step_time.model_config(options, "delta")
+  expected = deltajax.presets["qwen3-0.6b"]
+  assert config.routing.variant == "delta"
+  for field in ("width", "num_layers", "vocab_size", "head_dim", "mlp_width"):
+    assert getattr(config, field) == getattr(expected, field)
+  assert config.dtype == "bfloat16"
+  assert step_time.random_batch(options)["tokens"].max() > 100_000
 
 
 def test_compile_kernels_names_what_does_not_compile(tmp_path):
@@ -108,18 +157,31 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
   assert [row["error"] is None for row in rows] == [True, True, False, False]
 
 
-def test_benchmarks_say_what_is_wrong():
-  for script, options, message in (
-    ("compile_kernels", ("--chips", "v5x"), "unknown TPU 'v5x'"),
-    ("step_time", ("--meshes", "fsdp"), "give sizes as in fsdp=4,tensor=2"),
-    ("memory", ("--json", "no/such/dir/f"), "there is no directory"),
+@pytest.mark.parametrize(
+  ("benchmark", "options", "message"),
+  [
+    (compile_kernels, ("--chips", "v5e", "v5x"), "unknown TPU 'v5x'"),
+    (compile_kernels, ("--dtypes", "float16"), "unknown dtype 'float16'"),
+    (kernel_parity, ("--json", "no/such/dir/f"), "there is no directory"),
+    (step_time, ("--preset", "qwen3-0.66b"), "did you mean 'qwen3-0.6b'"),
+    (step_time, ("--meshes", "fsdp"), "give sizes as in fsdp=4,tensor=2"),
+    (variant_steps, ("--variants", "dleta"), "did you mean 'delta'"),
+    (variant_steps, ("--implementation", "triton"), "unknown implementation"),
+    (memory, ("--json", "no/such/dir/f"), "there is no directory"),
     (
-      "depth_attention",
+      depth_attention,
       ("--implementation", "pallas_tpu"),
       "it runs on tpu, the platform is cpu",
     ),
-  ):
-    done = run(script, *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+  ],
+)
+def test_what_is_wrong(benchmark, options, message):
+  with pytest.raises(ConfigError, match=message):
+    benchmark.command(list(options))
+
+
+def test_an_error_is_one_message():
+  done = run("step_time", "--meshes", "fsdp")
+  assert done.returncode == 2
+  assert "give sizes as in" in done.stderr
+  assert "Traceback" not in done.stderr
