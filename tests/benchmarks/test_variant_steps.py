@@ -3,22 +3,22 @@
 import pytest
 
 from benchmarks import variant_steps
-from benchmarks.variant_steps import compare, Options
+from benchmarks.variant_steps import compare, Options, Step
 
 
 @pytest.mark.parametrize(
   ("found", "error"),
   [
-    ((4.0, 1.0), None),
-    ((4.0, 1.01), "differs by more than 0.001"),
-    ((float("nan"), 1.0), "not finite"),
+    (Step(4.0, 1.0, 2.0), None),
+    (Step(4.0, 1.01, 2.0), "differs by more than 0.001"),
+    (Step(4.0, 1.0, float("nan")), "not finite"),
     (RuntimeError("no such instruction"), "no such instruction"),
   ],
 )
 def test_beside_xla(monkeypatch, found, error):
   def one_step(config):
     if config.model.depth_attention == "xla":
-      return 4.0, 1.0001
+      return Step(4.0, 1.0001, 2.0)
     if isinstance(found, Exception):
       raise found
     return found
