@@ -18,12 +18,12 @@ key size, G = R H logits of a source.
 
 from collections.abc import Callable
 from functools import partial
+import importlib
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 import jax.numpy as jnp
 
 from deltajax.kernels import MASKED, without_x64
@@ -34,6 +34,24 @@ TILE_ELEMENTS = 4096
 # Programs of the backward pass, at most: each leaves one gradient of the
 # queries. About two for each multiprocessor of a large GPU.
 BACKWARD_PROGRAMS = 256
+
+
+def _find_triton() -> Any:
+  try:
+    return importlib.import_module("jax.experimental.pallas.triton")
+  except ImportError:
+    return None
+
+
+# JAX is going to drop it; whoever needs it asks `unavailable` first.
+plgpu = _find_triton()
+
+
+def unavailable() -> str | None:
+  """Why the kernels cannot be built with this JAX, or None."""
+  if plgpu is None:
+    return f"JAX {jax.__version__} has no jax.experimental.pallas.triton"
+  return None
 
 
 @without_x64

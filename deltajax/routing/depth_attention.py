@@ -299,9 +299,13 @@ def _tpu_refusal(case: ReadCase) -> str | None:
   return None
 
 
+def _interpret_triton_refusal(case: ReadCase) -> str | None:
+  return gpu.unavailable() or _dtype_refusal(case)
+
+
 def _triton_refusal(case: ReadCase) -> str | None:
-  if _dtype_refusal(case) is not None:
-    return _dtype_refusal(case)
+  if _interpret_triton_refusal(case) is not None:
+    return _interpret_triton_refusal(case)
   capability = case.compute_capability
   if capability is not None and float(capability) < 8:
     return f"Triton needs compute capability 8.0, this GPU has {capability}"
@@ -326,7 +330,7 @@ READERS: Mapping[str, Reader] = types.MappingProxyType(
       lambda _: {"device_kind": "TPU v5 lite", "interpret": True},
     ),
     "interpret_triton": _kernel_reader(
-      gpu, _dtype_refusal, None, lambda _: {"interpret": True}
+      gpu, _interpret_triton_refusal, None, lambda _: {"interpret": True}
     ),
     "reference": Reader(_plain_forward, _plain_backward),
   }

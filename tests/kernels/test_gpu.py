@@ -1,6 +1,9 @@
 """What is particular to the GPU kernel: it lowers for CUDA, its limits."""
 
 import contextlib
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,9 @@ from deltajax.kernels import gpu
 from deltajax.routing.depth_attention import choose_reader, READERS
 from tests.kernels.cases import assert_close, run
 from tests.kernels.test_tpu import read_case
+
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def a_gpu():
@@ -74,3 +80,43 @@ def test_what_serves_on_a_gpu():
   assert "8.0, this GPU has 7.5" in t4.rejected["pallas_triton"]
   in_float64 = choose_reader(read_case(dtype="float64"), platform="gpu")
   assert "float64" in in_float64.rejected["pallas_triton"]
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["jax.experimental.pallas.triton"] = None  # as if there were none
+import jax.numpy as jnp
+import deltajax
+from deltajax.routing.depth_attention import choose_reader
+from deltajax.routing.readers import case_of
+case = case_of(jnp.ones((1, 8)), jnp.ones((2, 1, 4, 8)), 1, 1e-6)
+print(choose_reader(case, platform="gpu"))
+for name in ("pallas_triton", "interpret_triton"):
+  try:
+    deltajax.depth_attention(
+      jnp.ones((1, 8)),
+      jnp.ones((2, 1, 4, 8)),
+      visible=2,
+      eps=1e-6,
+      implementation=name,
+    )
+  except deltajax.ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_jax_without_triton_is_a_reason():
+  done = subprocess.run(
+    [sys.executable, "-c", WITHOUT_TRITON],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  chosen, *named = done.stdout.splitlines()
+  reason = f"JAX {jax.__version__} has no jax.experimental.pallas.triton"
+  assert chosen.startswith("xla ")
+  assert f"not pallas_triton: {reason}" in chosen
+  assert len(named) == 2
+  assert all(f"cannot serve: {reason}" in line for line in named)
