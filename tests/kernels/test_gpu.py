@@ -15,7 +15,6 @@ from deltajax.routing.depth_attention import choose_reader, READERS
 from tests.kernels.cases import assert_close, run
 from tests.kernels.test_tpu import read_case
 
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
