@@ -21,6 +21,7 @@ from deltajax.routing.variants import RoutingConfig
 T = TypeVar("T")
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+ROPE_SCALINGS = ("none", "llama3")
 REMAT = ("none", "dots", "full")
 SCANS = ("append_only", "plain")
 ATTENTION = ("xla", "splash", "cudnn", "splash_interpret")
@@ -41,6 +42,45 @@ def _check_not_negative(config: Any, where: str, *names: str) -> None:
 
 
 @typed_config
+class RopeScaling:
+  """How rotary frequencies are lowered for contexts beyond pretraining's.
+
+  Attributes:
+    kind: `none`, or `llama3`: wavelengths above `original_length /
+      low_freq_factor` positions are multiplied by `factor`, those below
+      `original_length / high_freq_factor` stay, and between the two the
+      frequency is interpolated (Llama 3.1, arXiv 2407.21783).
+    factor: see above; the fields have meaning for `llama3` alone.
+    low_freq_factor: see above.
+    high_freq_factor: see above.
+    original_length: context length of pretraining.
+  """
+
+  kind: str = "none"
+  factor: float = 8.0
+  low_freq_factor: float = 1.0
+  high_freq_factor: float = 4.0
+  original_length: int = 8192
+
+  def __post_init__(self) -> None:
+    where = "model.rope_scaling"
+    check_name(f"{where}.kind", self.kind, ROPE_SCALINGS)
+    _check_positive(self, where, "factor", "low_freq_factor", "original_length")
+    if self.high_freq_factor <= self.low_freq_factor:
+      raise ConfigError(
+        f"{where}.high_freq_factor is {self.high_freq_factor}; it must be above"
+        f" low_freq_factor {self.low_freq_factor}."
+      )
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if self.kind == "none" and value != field.default:
+        raise ConfigError(
+          f"{where}.{field.name} is {value}, but {where}.kind 'none' scales"
+          " nothing; set kind 'llama3'."
+        )
+
+
+@typed_config
 class ModelConfig:
   """A decoder-only transformer of the Qwen3 or Llama family.
 
@@ -53,10 +93,13 @@ class ModelConfig:
     head_dim: channels of a head; need not be width / num_heads.
     mlp_width: hidden size of the SwiGLU MLP.
     rope_theta: base of the rotary frequencies.
+    rope_scaling: of these frequencies.
     norm_eps: of every RMSNorm, depth-attention key norms included. 0 is for
       checks of forward passes: norms of zero vectors then have no gradient.
     tie_embeddings: the output head is the embedding.
     qk_norm: RMSNorm on queries and keys of each head (Qwen3).
+    attention_bias: the maps to queries, keys, values and output have biases.
+    mlp_bias: the maps of the MLP have biases.
     routing: how residuals are routed over depth.
     dtype: of activations and matrix products.
     param_dtype: of parameters.
@@ -84,9 +127,12 @@ class ModelConfig:
   head_dim: int
   mlp_width: int
   rope_theta: float = 10_000.0
+  rope_scaling: RopeScaling = RopeScaling()
   norm_eps: float = 1e-6
   tie_embeddings: bool = True
   qk_norm: bool = True
+  attention_bias: bool = False
+  mlp_bias: bool = False
   routing: RoutingConfig = RoutingConfig()
   dtype: str = "bfloat16"
   param_dtype: str = "float32"

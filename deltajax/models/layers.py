@@ -4,12 +4,14 @@ Shapes: B batch, T sequence, D width, H query heads, C head channels, P rotary
 pairs, F mlp width, U roles.
 """
 
+from functools import partial
 from typing import Any
 
 from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from deltajax.config import ModelConfig
 from deltajax.models.attention import dot_product_attention
@@ -44,20 +46,29 @@ class RMSNorm(nn.Module):
     return (wide * rstd).astype(x.dtype) * scale.astype(x.dtype)
 
 
-def rotary_angles(
-  positions_BxT: jax.Array, head_dim: int, theta: float, dtype: str
-) -> jax.Array:
+def rotary_frequencies(config: ModelConfig) -> np.ndarray:
+  """Returns the angle per position of every rotated pair, float64 [C/2]."""
+  exponent = np.arange(0, config.head_dim, 2) / config.head_dim
+  frequency = config.rope_theta**-exponent
+  scaling = config.rope_scaling
+  if scaling.kind == "none":
+    return frequency
+  periods = frequency * scaling.original_length / (2 * np.pi)
+  low, high = scaling.low_freq_factor, scaling.high_freq_factor
+  kept = np.clip((periods - low) / (high - low), 0, 1)
+  return frequency * (kept + (1 - kept) / scaling.factor)
+
+
+def rotary_angles(positions_BxT: jax.Array, config: ModelConfig) -> jax.Array:
   """Returns the angle of every rotated pair, angles_BxTxC/2.
 
   Args:
     positions_BxT: integer positions.
-    head_dim: channels C of a head.
-    theta: base of the frequencies.
-    dtype: dtype of the model; angles are float32, or float64 with it.
+    config: of the model; angles are float32, or float64 with its dtype.
   """
-  wide = jnp.promote_types(dtype, jnp.float32)
-  exponent = jnp.arange(0, head_dim, 2, dtype=wide) / head_dim
-  return positions_BxT[..., None].astype(wide) / theta**exponent
+  wide = jnp.promote_types(config.dtype, jnp.float32)
+  frequencies_P = jnp.asarray(rotary_frequencies(config), wide)
+  return positions_BxT[..., None].astype(wide) * frequencies_P
 
 
 def rotate(x_BxTxNxC: jax.Array, angles_BxTxP: jax.Array) -> jax.Array:
@@ -115,12 +126,19 @@ class Attention(nn.Module):
     )
     mixed_BxTxHxC = constrain(mixed_BxTxHxC, *heads)
     return dense(
-      config, "output", config.width, ("heads", "head_dim", "embed"), (-2, -1)
+      config,
+      "output",
+      config.width,
+      ("heads", "head_dim", "embed"),
+      (-2, -1),
+      bias=config.attention_bias,
     )(mixed_BxTxHxC)
 
   def _project(self, name: str, heads_axis: str, heads: int) -> nn.Module:
+    config = self.config
     axes = ("embed", heads_axis, "head_dim")
-    return dense(self.config, name, (heads, self.config.head_dim), axes)
+    features = (heads, config.head_dim)
+    return dense(config, name, features, axes, bias=config.attention_bias)
 
   def _head_norm(self, name: str) -> RMSNorm:
     config = self.config
@@ -140,13 +158,14 @@ class SwiGLU(nn.Module):
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Returns output_BxTxD."""
     config = self.config
+    linear = partial(dense, config, bias=config.mlp_bias)
     into, out = ("embed", "mlp"), ("mlp", "embed")
-    gate_BxTxF = dense(config, "gate", config.mlp_width, into)(x_BxTxD)
-    up_BxTxF = dense(config, "up", config.mlp_width, into)(x_BxTxD)
+    gate_BxTxF = linear("gate", config.mlp_width, into)(x_BxTxD)
+    up_BxTxF = linear("up", config.mlp_width, into)(x_BxTxD)
     hidden_BxTxF = constrain(
       nn.silu(gate_BxTxF) * up_BxTxF, "batch", "sequence", "mlp"
     )
-    return dense(config, "down", config.width, out)(hidden_BxTxF)
+    return linear("down", config.width, out)(hidden_BxTxF)
 
 
 def dense(
@@ -155,8 +174,9 @@ def dense(
   features: int | tuple[int, ...],
   axes: tuple[str, ...],
   contract: int | tuple[int, ...] = -1,
+  bias: bool = False,
 ) -> nn.DenseGeneral:
-  """A linear map without bias.
+  """A linear map.
 
   Args:
     config: of the model.
@@ -164,15 +184,20 @@ def dense(
     features: output axes.
     axes: logical names of the kernel's axes.
     contract: input axes that are summed over.
+    bias: whether there is one, zero at first.
   """
+  inputs = 1 if isinstance(contract, int) else len(contract)
   return nn.DenseGeneral(
     features,
     axis=contract,
-    use_bias=False,
+    use_bias=bias,
     dtype=jnp.dtype(config.dtype),
     param_dtype=jnp.dtype(config.param_dtype),
     kernel_init=nn.with_logical_partitioning(
       nn.initializers.normal(config.init_std), axes
+    ),
+    bias_init=nn.with_logical_partitioning(
+      nn.initializers.zeros, axes[inputs:]
     ),
     name=name,
   )

@@ -214,9 +214,7 @@ class TransformerLM(nn.Module):
       positions = jnp.broadcast_to(
         jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape
       )
-    angles_BxTxP = rotary_angles(
-      positions, config.head_dim, config.rope_theta, config.dtype
-    )
+    angles_BxTxP = rotary_angles(positions, config)
     # Rows are looked up whole: width is gathered first, as for any kernel.
     embedding_VxD = constrain(
       self.embedding.astype(config.dtype), "vocab", "features"

@@ -301,12 +301,7 @@ def test_the_scan_equals_layers_by_hand(variant):
   expected = logits_of(config, params, tokens)
 
   with precision("float64"):
-    angles = rotary_angles(
-      jnp.tile(jnp.arange(9), (2, 1)),
-      config.head_dim,
-      config.rope_theta,
-      "float64",
-    )
+    angles = rotary_angles(jnp.tile(jnp.arange(9), (2, 1)), config)
     layer = quick_jit(
       lambda params, state, steps: DecoderLayer(config).apply(
         {"params": params}, state, steps, angles, None
