@@ -10,7 +10,14 @@
 `deltajax.routing` is a library of its own for other people's models.
 """
 
-from deltajax.config import ModelConfig as ModelConfig
+from deltajax.checkpoints.huggingface import (
+  load_pretrained as load_pretrained,
+  save_pretrained as save_pretrained,
+)
+from deltajax.config import (
+  ModelConfig as ModelConfig,
+  RopeScaling as RopeScaling,
+)
 from deltajax.models.generation import generate as generate
 from deltajax.models.presets import presets as presets
 from deltajax.models.transformer import (

@@ -15,7 +15,7 @@ from flax import linen as nn, traverse_util
 import jax
 import numpy as np
 
-from deltajax.checkpoints.names import parameter_shapes
+from deltajax.checkpoints.names import is_routing, parameter_shapes
 from deltajax.config import ModelConfig, RoutingConfig
 from deltajax.models.transformer import TransformerLM
 from deltajax.routing.partial_read import MASKED
@@ -75,7 +75,7 @@ def with_params(params: dict, **replacements) -> dict:
   return traverse_util.unflatten_dict(
     {
       path: replacements[path[-1]](x)
-      if path[-1] in replacements and _is_router(path)
+      if path[-1] in replacements and is_routing(path)
       else x
       for path, x in flat.items()
     }
@@ -207,7 +207,7 @@ def _random(path, struct, seed: int) -> np.ndarray:
   normal = rng.standard_normal(struct.shape)
   if name in ("scale", "key_norm"):
     x = 1 + 0.3 * normal
-  elif name == "gate" and _is_router(path):
+  elif name == "gate" and is_routing(path):
     x = 0.5 + 0.3 * normal
   elif name in ("kernel", "head"):
     x = 0.3 * normal

@@ -8,6 +8,7 @@ Hugging Face stores a linear map as [out, in], one tensor per layer; we store
 
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -15,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltajax.config import ConfigError, ModelConfig
+from deltajax.config import ModelConfig
 from deltajax.models.transformer import TransformerLM
 
 Path = tuple[str, ...]
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,32 +29,74 @@ class Name:
 
   Attributes:
     external: the other side's name; `{layer}` stands for the layer's number.
-    input_axes: leading axes of our kernel that are summed over, if it is a
-      linear map; 0 for everything else, which is stored as it is.
+    inputs: of a linear map, how many leading axes of our kernel are summed
+      over, 0 for its bias. None for everything that is stored as it is.
   """
 
   external: str
-  input_axes: int = 0
+  inputs: int | None = None
 
-  def to_external(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Our tensor (of one layer) in the other layout."""
-    if not self.input_axes:
-      return x.reshape(shape)
-    return x.reshape(shape[::-1]).T
 
-  def to_internal(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The other side's tensor in our layout."""
-    return (x.T if self.input_axes else x).reshape(shape)
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where the tensor of one external name lies in our parameters.
 
-  def external_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape on the other side of a tensor that has `shape` here."""
-    if not self.input_axes:
-      return shape
-    inputs, outputs = shape[: self.input_axes], shape[self.input_axes :]
-    return (int(np.prod(outputs)), int(np.prod(inputs)))
+  Attributes:
+    path: of the parameter.
+    layer: which of its stacked layers; None for one that is not stacked.
+    shape: in our layout, without the layers.
+    inputs: as of `Name`.
+  """
+
+  path: Path
+  layer: int | None
+  shape: Shape
+  inputs: int | None
+
+  @property
+  def external_shape(self) -> Shape:
+    """The other side's shape."""
+    if self.inputs is None:
+      return self.shape
+    inputs, outputs = self.shape[: self.inputs], self.shape[self.inputs :]
+    flat = (math.prod(outputs), math.prod(inputs))
+    return flat if self.inputs else flat[:1]
+
+  def to_internal(self, x: np.ndarray) -> np.ndarray:
+    """The other side's tensor in our layout, as a view."""
+    return (x.T if self.inputs else x).reshape(self.shape)
+
+  def to_external(self, x: np.ndarray) -> np.ndarray:
+    """Inverse of `to_internal`."""
+    shape = self.external_shape
+    return x.reshape(shape[::-1]).T if self.inputs else x.reshape(shape)
+
+  def read(self, params: Mapping[str, Any]) -> np.ndarray:
+    """The tensor of unboxed parameters, in the other side's layout."""
+    leaf: Any = params
+    for key in self.path:
+      leaf = leaf[key]
+    return self.to_external(
+      np.asarray(leaf if self.layer is None else leaf[self.layer])
+    )
 
 
 _LAYER = "model.layers.{layer}."
+_LINEAR_MAPS: Mapping[Path, Name] = {
+  ("attention", "query"): Name("self_attn.q_proj", 1),
+  ("attention", "key"): Name("self_attn.k_proj", 1),
+  ("attention", "value"): Name("self_attn.v_proj", 1),
+  ("attention", "output"): Name("self_attn.o_proj", 2),
+  ("mlp", "gate"): Name("mlp.gate_proj", 1),
+  ("mlp", "up"): Name("mlp.up_proj", 1),
+  ("mlp", "down"): Name("mlp.down_proj", 1),
+}
+_NORMS: Mapping[Path, str] = {
+  ("attention_norm",): "input_layernorm",
+  ("mlp_norm",): "post_attention_layernorm",
+  ("attention", "query_norm"): "self_attn.q_norm",
+  ("attention", "key_norm"): "self_attn.k_norm",
+}
 _GATE_SUFFIX = {"none": "", "scalar": "alpha", "sigmoid": "gate_logit"}
 
 
@@ -67,47 +111,23 @@ def _router_names(router: Path, prefix: str, gate: str) -> dict[Path, Name]:
 
 def name_table(config: ModelConfig) -> dict[Path, Name]:
   """Our parameter paths -> names, for every parameter that may exist."""
-  attention = _LAYER + "self_attn."
   gate = config.routing.gate
   gate = config.routing.row.gate if gate == "none" else gate
+  layers: dict[Path, Name] = {}
+  for path, name in _LINEAR_MAPS.items():
+    external = _LAYER + name.external
+    layers[*path, "kernel"] = Name(f"{external}.weight", name.inputs)
+    layers[*path, "bias"] = Name(f"{external}.bias", 0)
+  for path, norm in _NORMS.items():
+    layers[*path, "scale"] = Name(f"{_LAYER}{norm}.weight")
+  layers |= _router_names(("attention_router",), _LAYER + "attn", gate)
+  layers |= _router_names(("mlp_router",), _LAYER + "mlp", gate)
   return {
     ("embedding",): Name("model.embed_tokens.weight"),
     ("head",): Name("lm_head.weight", 1),
     ("final_norm", "scale"): Name("model.norm.weight"),
-    ("layers", "attention_norm", "scale"): Name(
-      _LAYER + "input_layernorm.weight"
-    ),
-    ("layers", "mlp_norm", "scale"): Name(
-      _LAYER + "post_attention_layernorm.weight"
-    ),
-    ("layers", "attention", "query", "kernel"): Name(
-      attention + "q_proj.weight", 1
-    ),
-    ("layers", "attention", "key", "kernel"): Name(
-      attention + "k_proj.weight", 1
-    ),
-    ("layers", "attention", "value", "kernel"): Name(
-      attention + "v_proj.weight", 1
-    ),
-    ("layers", "attention", "output", "kernel"): Name(
-      attention + "o_proj.weight", 2
-    ),
-    ("layers", "attention", "query_norm", "scale"): Name(
-      attention + "q_norm.weight"
-    ),
-    ("layers", "attention", "key_norm", "scale"): Name(
-      attention + "k_norm.weight"
-    ),
-    ("layers", "mlp", "gate", "kernel"): Name(
-      _LAYER + "mlp.gate_proj.weight", 1
-    ),
-    ("layers", "mlp", "up", "kernel"): Name(_LAYER + "mlp.up_proj.weight", 1),
-    ("layers", "mlp", "down", "kernel"): Name(
-      _LAYER + "mlp.down_proj.weight", 1
-    ),
-    **_router_names(("layers", "attention_router"), _LAYER + "attn", gate),
-    **_router_names(("layers", "mlp_router"), _LAYER + "mlp", gate),
     **_router_names(("final_router",), "model.final", gate),
+    **{("layers", *path): name for path, name in layers.items()},
   }
 
 
@@ -120,72 +140,24 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Any]:
   return nn.meta.unbox(variables)["params"]
 
 
-def params_from_tensors(
-  config: ModelConfig, tensors: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-  """Builds parameters from tensors under their external names.
-
-  Args:
-    config: of the model.
-    tensors: external name -> array.
-
-  Returns:
-    Our parameter tree, in the dtypes of `tensors`.
-
-  Raises:
-    ConfigError: lists every missing, unexpected and misshapen tensor at once.
-  """
+def tensor_places(config: ModelConfig) -> dict[str, Place]:
+  """External name -> place, for every tensor of a model."""
   table = name_table(config)
-  shapes = parameter_shapes(config)
-  problems: list[str] = []
-  used: set[str] = set()
-
-  def read(external: str, name: Name, shape: tuple[int, ...]):
-    used.add(external)
-    if external not in tensors:
-      problems.append(f"missing: {external}")
-      return None
-    expected = name.external_shape(shape)
-    found = tensors[external].shape
-    if found != expected:
-      problems.append(f"{external} has shape {found}, expected {expected}")
-      return None
-    return name.to_internal(tensors[external], shape)
-
-  def build(key_path, struct):
+  places: dict[str, Place] = {}
+  for key_path, leaf in jax.tree_util.tree_leaves_with_path(
+    parameter_shapes(config)
+  ):
     path = tuple(key.key for key in key_path)
     name = table[path]
     if "{layer}" not in name.external:
-      return read(name.external, name, struct.shape)
-    layers = [
-      read(name.external.format(layer=layer), name, struct.shape[1:])
-      for layer in range(config.num_layers)
-    ]
-    return None if any(x is None for x in layers) else np.stack(layers)
-
-  params = jax.tree_util.tree_map_with_path(build, shapes)
-  problems += [f"unexpected: {name}" for name in sorted(set(tensors) - used)]
-  if problems:
-    raise ConfigError(
-      "the tensors do not fit the model:\n  " + "\n  ".join(problems)
-    )
-  return params
-
-
-def tensors_from_params(
-  config: ModelConfig, params: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-  """Inverse of `params_from_tensors` (of unboxed parameters)."""
-  table = name_table(config)
-  tensors: dict[str, np.ndarray] = {}
-  for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    name = table[tuple(key.key for key in key_path)]
-    array = np.asarray(leaf)
-    if "{layer}" not in name.external:
-      shape = name.external_shape(array.shape)
-      tensors[name.external] = name.to_external(array, shape)
+      places[name.external] = Place(path, None, leaf.shape, name.inputs)
       continue
-    shape = name.external_shape(array.shape[1:])
-    for layer, x in enumerate(array):
-      tensors[name.external.format(layer=layer)] = name.to_external(x, shape)
-  return tensors
+    for layer in range(config.num_layers):
+      external = name.external.format(layer=layer)
+      places[external] = Place(path, layer, leaf.shape[1:], name.inputs)
+  return places
+
+
+def is_routing(path: Path) -> bool:
+  """Whether a parameter belongs to routing over depth, not to the base."""
+  return any(part.endswith("_router") for part in path)

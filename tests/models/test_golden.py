@@ -3,26 +3,24 @@
 The reference values come from outside (tests/testdata/golden/README.md).
 """
 
-import json
-import pathlib
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors
+import safetensors.numpy
 
-from deltajax.checkpoints.names import (
-  params_from_tensors,
-  tensors_from_params,
-)
-from deltajax.config import ModelConfig, RoutingConfig
+from deltajax.checkpoints.huggingface import load_pretrained, save_pretrained
+from deltajax.checkpoints.names import tensor_places
+from deltajax.config import RoutingConfig
 from deltajax.models.transformer import output_head, TransformerLM
 from deltajax.training.loss import token_loss
+from tests import golden
+from tests.helpers import assert_trees_equal
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
 ROUTING = {
-  "baseline": {"variant": "standard"},
+  "baseline": {"variant": "standard", "num_blocks": 4},
   "block": {"variant": "attnres_block"},
   "full": {"variant": "attnres_full"},
   "delta": {"variant": "delta"},
@@ -41,33 +39,8 @@ ROUTING = {
 }
 
 
-def load(name):
-  """Returns (model config, {group: {name: array}}) of a golden file."""
-  groups = {"param": {}, "grad": {}, "": {}}
-  with safetensors.safe_open(GOLDEN / f"{name}.safetensors", "np") as file:
-    hf = json.loads(file.metadata()["config"])
-    num_blocks = int(file.metadata()["num_blocks"])
-    for key in file.keys():  # noqa: SIM118 (not iterable)
-      group, _, rest = key.rpartition("/") if "/" in key else ("", "", key)
-      groups[group][rest] = file.get_tensor(key)
-  config = ModelConfig(
-    vocab_size=hf["vocab_size"],
-    width=hf["hidden_size"],
-    num_layers=hf["num_hidden_layers"],
-    num_heads=hf["num_attention_heads"],
-    num_kv_heads=hf["num_key_value_heads"],
-    head_dim=hf["head_dim"],
-    mlp_width=hf["intermediate_size"],
-    norm_eps=hf["rms_norm_eps"],
-    tie_embeddings=hf["tie_word_embeddings"],
-    dtype="float32",
-    routing=RoutingConfig(num_blocks=num_blocks, **ROUTING[name]),
-  )
-  return config, groups
-
-
 def test_every_golden_file_is_covered():
-  assert {path.stem for path in GOLDEN.glob("*.safetensors")} == set(ROUTING)
+  assert sorted(ROUTING) == golden.NAMES
 
 
 @pytest.mark.parametrize(
@@ -77,11 +50,13 @@ def test_every_golden_file_is_covered():
     for name in ROUTING
   ],
 )
-def test_reproduces_the_released_model(name):
-  config, golden = load(name)
-  params = params_from_tensors(config, golden["param"])
+def test_reproduces_the_released_model(name, tmp_path):
+  config, params = load_pretrained(golden.write_directory(name, tmp_path))
+  assert config.routing == RoutingConfig(**{"num_blocks": 2} | ROUTING[name])
+  config = dataclasses.replace(config, dtype="float32")
   model = TransformerLM(config)
-  tokens_BxT = golden[""]["input_ids"]
+  groups = golden.load(name)
+  tokens_BxT = groups[""]["input_ids"]
 
   @jax.jit
   def loss_and_logits(params):
@@ -99,14 +74,15 @@ def test_reproduces_the_released_model(name):
     jax.value_and_grad(loss_and_logits, has_aux=True)
   )(params)
   # Both sides are float32: 1e-5 of logits of size one.
-  np.testing.assert_allclose(logits, golden[""]["logits"], atol=1e-5, rtol=1e-5)
-  np.testing.assert_allclose(loss, golden[""]["loss"][0], rtol=1e-6)
+  np.testing.assert_allclose(logits, groups[""]["logits"], atol=1e-5, rtol=1e-5)
+  np.testing.assert_allclose(loss, groups[""]["loss"][0], rtol=1e-6)
 
-  grads = tensors_from_params(config, grads)
-  assert golden["grad"].keys() <= grads.keys()
-  for key, grad in grads.items():
+  places = tensor_places(config)
+  assert groups["grad"].keys() <= places.keys()
+  for key, place in places.items():
+    grad = place.read(grads)
     # Parameters of reads that see no source have no gradient over there.
-    expected = golden["grad"].get(key, np.zeros_like(grad))
+    expected = groups["grad"].get(key, np.zeros_like(grad))
     scale = max(np.abs(expected).max(), 1e-3)
     np.testing.assert_allclose(
       grad, expected, atol=1e-4 * scale, rtol=0, err_msg=key
@@ -114,10 +90,14 @@ def test_reproduces_the_released_model(name):
 
 
 @pytest.mark.parametrize("name", ROUTING)
-def test_names_map_both_ways(name):
-  config, golden = load(name)
-  params = params_from_tensors(config, golden["param"])
-  back = tensors_from_params(config, params)
-  assert back.keys() == golden["param"].keys()
-  for key, tensor in back.items():
-    np.testing.assert_array_equal(tensor, golden["param"][key])
+def test_an_export_is_the_released_directory_again(name, tmp_path):
+  pretrained = load_pretrained(golden.write_directory(name, tmp_path / "in"))
+  save_pretrained(tmp_path / "out", *pretrained)
+  again = load_pretrained(tmp_path / "out")
+  assert again.config == pretrained.config
+  assert_trees_equal(again.params, pretrained.params)
+  written = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+  expected = golden.load(name)["param"]
+  assert written.keys() == expected.keys()
+  for key, tensor in written.items():
+    np.testing.assert_array_equal(tensor, expected[key], err_msg=key)
