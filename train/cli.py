@@ -1,6 +1,6 @@
 """What all commands share: config files, options, errors without traceback."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from deltajax.config import ConfigError, RunConfig
-from deltajax.routing.validation import unknown_name
+from deltajax.routing.validation import check_name, unknown_name
 from deltajax.training.loop import NonFiniteError
 
 T = TypeVar("T")
@@ -103,6 +103,28 @@ def parse_ahead(command: str, arguments: Sequence[str]) -> AheadRun:
     arguments,
     lambda config, name: AheadRun(config, tyro.MISSING, name=name),
   )
+
+
+def parse_subcommand(
+  command: str, subcommands: Mapping[str, type], arguments: Sequence[str]
+) -> Any:
+  """Parses `SUBCOMMAND ... [--field value ...]`; returns an instance.
+
+  Args:
+    command: how the command is started, for its help.
+    subcommands: name -> dataclass whose docstring says what it does.
+    arguments: of the command line.
+  """
+  if not arguments or arguments[0].startswith("-"):
+    print(f"usage: {command} {{{','.join(subcommands)}}} ...")
+    for name, kind in subcommands.items():
+      print(f"  {name:<9}{(kind.__doc__ or '').splitlines()[0]}")
+    asked = arguments[:1] in (["--help"], ["-h"])
+    raise SystemExit(0 if asked else USAGE_ERROR)
+  name, *rest = arguments
+  check_name("subcommand", name, subcommands)
+  _check_named_once(rest)
+  return tyro.cli(subcommands[name], prog=f"{command} {name}", args=rest)
 
 
 def _parse(

@@ -98,6 +98,14 @@ _ROPE: Mapping[str, str] = {
 }
 
 
+def is_model_directory(directory: pathlib.Path) -> bool:
+  """Whether a directory's config.json names a model_type, known or not."""
+  try:
+    return "model_type" in json.loads((directory / NAME).read_text())
+  except (OSError, ValueError, TypeError):
+    return False
+
+
 def read_json(directory: pathlib.Path) -> dict[str, Any]:
   """What config.json says.
 

@@ -9,6 +9,20 @@ import tempfile
 from deltajax.config import ConfigError
 
 
+def check_replaceable(
+  target: pathlib.Path, may_replace: Callable[[pathlib.Path], bool]
+) -> None:
+  """Raises ConfigError if `replaced_directory` would."""
+  if target.exists() and not target.is_dir():
+    raise ConfigError(f"{target} is a file, not a directory.")
+  kept = sorted(path.name for path in target.glob("*") if not may_replace(path))
+  if kept:
+    raise ConfigError(
+      f"{target} holds {kept[0]!r}, which is no part of a model and would be"
+      " lost; name an empty or new directory."
+    )
+
+
 @contextlib.contextmanager
 def replaced_directory(
   target: pathlib.Path, may_replace: Callable[[pathlib.Path], bool]
@@ -24,14 +38,7 @@ def replaced_directory(
   Raises:
     ConfigError: if the target holds anything else, before anything is written.
   """
-  if target.exists() and not target.is_dir():
-    raise ConfigError(f"{target} is a file, not a directory.")
-  kept = sorted(path.name for path in target.glob("*") if not may_replace(path))
-  if kept:
-    raise ConfigError(
-      f"{target} holds {kept[0]!r}, which is no part of a model and would be"
-      " lost; name an empty or new directory."
-    )
+  check_replaceable(target, may_replace)
   target = target.absolute()
   target.parent.mkdir(parents=True, exist_ok=True)
   temporary = pathlib.Path(

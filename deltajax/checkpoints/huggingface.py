@@ -23,7 +23,10 @@ import numpy as np
 
 from deltajax.checkpoints import config_json
 from deltajax.checkpoints.arrays import assemble
-from deltajax.checkpoints.directory import replaced_directory
+from deltajax.checkpoints.directory import (
+  check_replaceable,
+  replaced_directory,
+)
 from deltajax.checkpoints.names import (
   is_routing,
   parameter_shapes,
@@ -68,29 +71,33 @@ class Pretrained(NamedTuple):
 
 
 def load_config(
-  directory: str | os.PathLike[str],
-  routing: RoutingConfig | None = None,
-  *,
-  param_dtype: str = "float32",
+  directory: str | os.PathLike[str], routing: RoutingConfig | None = None
 ) -> ModelConfig:
   """The config that `load_pretrained` returns; reads no tensor.
 
   Raises:
-    ConfigError: if the directory describes no model that is supported.
+    ConfigError: if the directory describes no model that is supported, or its
+      tokenizer belongs to another, or it is routed already.
   """
   directory = pathlib.Path(directory)
-  check_name("param_dtype", param_dtype, PARAM_DTYPES)
-  return dataclasses.replace(
-    _routed(_stored_config(directory), routing, directory),
-    param_dtype=param_dtype,
-  )
+  config = config_json.model_config(config_json.read_json(directory))
+  config = dataclasses.replace(config, param_dtype="float32")
+  check_tokenizer(directory, config)
+  if routing is None or routing == config.routing:
+    return config
+  if config.routing.variant != "standard":
+    raise ConfigError(
+      f"{directory} is routed already ({config.routing.variant}); only a"
+      " standard model can be given another routing."
+    )
+  return dataclasses.replace(config, routing=routing)
 
 
 def load_pretrained(
   directory: str | os.PathLike[str],
   routing: RoutingConfig | None = None,
   *,
-  param_dtype: str = "float32",
+  param_dtype: str | None = "float32",
   shardings: Any = None,
 ) -> Pretrained:
   """Reads a model, one tensor at a time.
@@ -101,7 +108,8 @@ def load_pretrained(
     routing: makes a `standard` model a routed one, with its routing parameters
       as they are initialised. With `gate="scalar"` every additive variant then
       computes the model that was read, bit for bit. None: as stored.
-    param_dtype: `float32` or `bfloat16`.
+    param_dtype: `float32` or `bfloat16`. None: as stored, which is float32
+      unless all tensors are bfloat16.
     shardings: a tree like the parameters of `jax.sharding.Sharding`s, or one
       for all; a host then reads and holds its own parts alone. None: all on
       JAX's default device. `load_config` gives the config to make them for.
@@ -115,14 +123,18 @@ def load_pretrained(
       missing or incomplete, or tensors do not fit: all of them are named.
   """
   directory = pathlib.Path(directory)
-  config = load_config(directory, routing, param_dtype=param_dtype)
-  stored = _stored_config(directory)
+  if param_dtype is not None:
+    check_name("param_dtype", param_dtype, PARAM_DTYPES)
+  config, stored = load_config(directory, routing), load_config(directory)
   if not isinstance(shardings, Mapping):
     shardings = jax.tree.map(lambda _: shardings, parameter_shapes(config))
   by_path = traverse_util.flatten_dict(shardings)
   with TensorFiles(directory) as files:
     places = check_tensors(stored, files, directory)
+    if param_dtype is None:
+      param_dtype = stored_dtype(files)
     params = _load(files, places, param_dtype, by_path)
+  config = dataclasses.replace(config, param_dtype=param_dtype)
   if config.routing != stored.routing:
     params |= _initial_routing(config, by_path)
   return Pretrained(config, traverse_util.unflatten_dict(params))
@@ -156,22 +168,19 @@ def save_pretrained(
     ConfigError: if the layout cannot hold the model, with the reason, or
       parameters do not fit the config, or the directory holds something else.
   """
-  directory = pathlib.Path(directory)
-  check_name("layout", layout, LAYOUTS)
+  check_save(directory, config, layout=layout, like=like, dtype=dtype)
   _check_params(config, params)
   if dtype is None:
     dtype = str(jnp.result_type(*jax.tree.leaves(params)))
-  check_name("dtype", dtype, DTYPES.values())
   values = config_json.config_values(config, dtype, own=layout == "deltajax")
   companions: list[pathlib.Path] = []
   if like is not None:
     like = pathlib.Path(like)
     theirs = config_json.read_json(like)
     values |= {k: theirs[k] for k in config_json.CARRIED if k in theirs}
-    check_tokenizer(like, config)
     companions = [like / name for name in COMPANIONS if (like / name).is_file()]
   places = tensor_places(config)
-  with replaced_directory(directory, _is_ours) as temporary:
+  with replaced_directory(pathlib.Path(directory), _is_ours) as temporary:
     text = json.dumps(values, indent=2) + "\n"
     (temporary / config_json.NAME).write_text(text)
     for file in companions:
@@ -183,6 +192,33 @@ def save_pretrained(
       dtype,
       shard_bytes,
     )
+
+
+def check_save(
+  directory: str | os.PathLike[str],
+  config: ModelConfig,
+  *,
+  layout: str = "huggingface",
+  like: str | os.PathLike[str] | None = None,
+  dtype: str | None = None,
+) -> None:
+  """Raises ConfigError where `save_pretrained` would, whatever the parameters.
+
+  Args:
+    directory: see `save_pretrained`, as for all others.
+    config: of the model.
+    layout: of the directory.
+    like: a model directory.
+    dtype: of the tensors.
+  """
+  check_name("layout", layout, LAYOUTS)
+  if dtype is not None:
+    check_name("dtype", dtype, DTYPES.values())
+  config_json.config_values(config, "", own=layout == "deltajax")
+  if like is not None:
+    config_json.read_json(pathlib.Path(like))
+    check_tokenizer(pathlib.Path(like), config)
+  check_replaceable(pathlib.Path(directory), _is_ours)
 
 
 def check_tensors(
@@ -250,23 +286,9 @@ def check_tokenizer(directory: pathlib.Path, config: ModelConfig) -> None:
     )
 
 
-def _stored_config(directory: pathlib.Path) -> ModelConfig:
-  config = config_json.model_config(config_json.read_json(directory))
-  check_tokenizer(directory, config)
-  return config
-
-
-def _routed(
-  config: ModelConfig, routing: RoutingConfig | None, directory: pathlib.Path
-) -> ModelConfig:
-  if routing is None or routing == config.routing:
-    return config
-  if config.routing.variant != "standard":
-    raise ConfigError(
-      f"{directory} is routed already ({config.routing.variant}); only a"
-      " standard model can be given another routing."
-    )
-  return dataclasses.replace(config, routing=routing)
+def stored_dtype(files: TensorFiles) -> str:
+  """The dtype of parameters that hold what the files do."""
+  return "bfloat16" if set(files.dtypes.values()) == {"BF16"} else "float32"
 
 
 def _load(
@@ -352,7 +374,8 @@ def _equal(files: TensorFiles, one: str, other: str) -> bool:
 
 def _is_ours(path: pathlib.Path) -> bool:
   """Whether a file is one that `save_pretrained` may have written."""
+  if path.name == config_json.NAME:
+    return config_json.is_model_directory(path.parent)
   return path.is_file() and (
-    path.name in (config_json.NAME, INDEX, *COMPANIONS)
-    or path.suffix == ".safetensors"
+    path.name in (INDEX, *COMPANIONS) or path.suffix == ".safetensors"
   )

@@ -30,12 +30,23 @@ class Checkpoints:
   """The checkpoints of one run directory.
 
   Use as a context manager: leaving it waits for pending writes.
+
+  Args:
+    directory: is made if there is none.
+    keep: how many of the newest are kept.
+    read_only: nothing is made, or removed after another process's crash.
   """
 
-  def __init__(self, directory: pathlib.Path, keep: int = 1):
+  def __init__(
+    self, directory: pathlib.Path, keep: int = 1, read_only: bool = False
+  ):
     self._manager = ocp.CheckpointManager(
       directory.absolute(),
-      options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=None if read_only else keep,
+        create=not read_only,
+        read_only=read_only,
+      ),
       item_names=("state", "data", "config"),
     )
 
@@ -93,6 +104,33 @@ class Checkpoints:
       ),
     )
     return Restored(step=step, state=found["state"], data=found["data"])
+
+  def restore_params(self, step: int, like: Any) -> Any:
+    """Reads the parameters of a training state, and nothing else of it.
+
+    Args:
+      step: which checkpoint.
+      like: the parameters as ShapeDtypeStructs; without a sharding, they are
+        put on JAX's default device.
+    """
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=x.sharding or device
+      ),
+      {"params": like},
+    )
+    restore = ocp.args.PyTreeRestore(
+      abstract,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+      partial_restore=True,
+    )
+    args = ocp.args.Composite(state=restore)
+    return self._manager.restore(step, args=args)["state"]["params"]
+
+  def steps(self) -> list[int]:
+    """Updates completed by each complete checkpoint."""
+    return sorted(self._manager.all_steps())
 
   def config(self, step: int) -> dict[str, Any]:
     """The config that was saved with a checkpoint."""

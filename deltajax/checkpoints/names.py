@@ -11,7 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
-from flax import linen as nn
+from flax import linen as nn, traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,3 +161,33 @@ def tensor_places(config: ModelConfig) -> dict[str, Place]:
 def is_routing(path: Path) -> bool:
   """Whether a parameter belongs to routing over depth, not to the base."""
   return any(part.endswith("_router") for part in path)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterCount:
+  """How many parameters a model has.
+
+  Attributes:
+    total: all of them.
+    routing: those that route over depth.
+  """
+
+  total: int
+  routing: int
+
+  def __str__(self) -> str:
+    share = self.routing / self.total
+    return (
+      f"{self.total:,} parameters, {self.routing:,} of them routing"
+      f" ({share:.2%})"
+    )
+
+
+def count_parameters(params: Mapping[str, Any]) -> ParameterCount:
+  """Counts unboxed parameters, or their ShapeDtypeStructs."""
+  flat = traverse_util.flatten_dict(params)
+  sizes = {path: math.prod(x.shape) for path, x in flat.items()}
+  return ParameterCount(
+    total=sum(sizes.values()),
+    routing=sum(size for path, size in sizes.items() if is_routing(path)),
+  )

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from deltajax.checkpoints.names import count_parameters
 from deltajax.config import RunConfig
 from deltajax.data.packing import PackedSequences
 from deltajax.models.attention import AttentionCase, choose_attention
@@ -79,11 +80,6 @@ def summary(
     train: the rows that it learns from.
     params: parameters, or their ShapeDtypeStructs.
   """
-  sizes = {"routing": 0, "model": 0}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    routed = any("router" in str(key) for key in path)
-    sizes["routing" if routed else "model"] += leaf.size
-  total = sum(sizes.values())
   model, routing, training = config.model, config.model.routing, config.training
   devices = sharding.mesh.devices
   device = devices.flat[0]
@@ -96,9 +92,8 @@ def summary(
     f"devices   {devices.size} x {device.device_kind} ({device.platform});"
     f" mesh {axes}",
     f"routing   {routing.variant}: {routing.row.summary}",
-    f"model     {model.num_layers} layers, width"
-    f" {model.width}, {total:,} parameters, {sizes['routing']:,} of them"
-    f" routing ({sizes['routing'] / total:.2%})",
+    f"model     {model.num_layers} layers, width {model.width},"
+    f" {count_parameters(params)}",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
     f"depth     {depth}{_together(model.layers_per_read)}",
