@@ -13,6 +13,7 @@ model directory for other programs. Both run on the CPU.
 
 import dataclasses
 import pathlib
+import sys
 import types
 from typing import Annotated, Any
 
@@ -186,7 +187,7 @@ def _print_probes(model: Pretrained) -> None:
   for found in probes:
     print(f"          {found}")
   if is_exact(model.config.routing) and not all(x.equal for x in probes):
-    print("error: they must be equal; nothing was written")
+    print("error: they must be equal; nothing was written", file=sys.stderr)
     raise SystemExit(RUN_ERROR)
 
 

@@ -71,7 +71,7 @@ def probe(config: ModelConfig, params: Mapping[str, Any], dtype: str) -> Probe:
   found = _logits(config, params, tokens_BxT)
   return Probe(
     dtype=dtype,
-    equal=np.array_equal(found, expected),
+    equal=np.array_equal(found, expected, equal_nan=True),
     difference=float(np.abs(found - expected).max()),
     size=float(np.abs(expected).max()),
   )

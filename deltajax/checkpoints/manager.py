@@ -128,10 +128,6 @@ class Checkpoints:
     args = ocp.args.Composite(state=restore)
     return self._manager.restore(step, args=args)["state"]["params"]
 
-  def steps(self) -> list[int]:
-    """Updates completed by each complete checkpoint."""
-    return sorted(self._manager.all_steps())
-
   def config(self, step: int) -> dict[str, Any]:
     """The config that was saved with a checkpoint."""
     found = self._manager.restore(

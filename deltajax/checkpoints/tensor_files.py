@@ -86,8 +86,9 @@ class TensorFiles:
   def rows(self, name: str, size: int = 1024) -> Iterator[np.ndarray]:
     """A tensor in parts, `size` rows at a time."""
     whole = self._files[name].get_slice(name)
-    for start in range(0, self.shapes[name][0], size):
-      yield whole[start : start + size]
+    num_rows = self.shapes[name][0]
+    for start in range(0, num_rows, size):
+      yield whole[start : min(start + size, num_rows)]
 
   def _add(self, path: pathlib.Path, index: Mapping[str, str] | None) -> None:
     safetensors = import_safetensors("safetensors")

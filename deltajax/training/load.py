@@ -92,13 +92,9 @@ def find_model(path: pathlib.Path) -> ModelDirectory | RunCheckpoint:
       f"{path} is neither a model directory, whose config.json has a"
       " model_type, nor a run with checkpoints."
     )
-  with Checkpoints(run.checkpoints, read_only=True) as saved:
-    steps = saved.steps()
-  if not steps:
+  if step is None:
+    with Checkpoints(run.checkpoints, read_only=True) as saved:
+      step = saved.latest_step()
+  if step is None:
     raise ConfigError(f"{run.root} has no complete checkpoint.")
-  if step is not None and step not in steps:
-    raise ConfigError(
-      f"{path} is no complete checkpoint; there are"
-      f" {', '.join(map(str, steps))}."
-    )
-  return RunCheckpoint(run, steps[-1] if step is None else step)
+  return RunCheckpoint(run, step)

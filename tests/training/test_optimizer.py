@@ -24,6 +24,8 @@ def ones(**routing):
     head_dim=4,
     mlp_width=8,
     tie_embeddings=False,
+    attention_bias=True,
+    mlp_bias=True,
     routing=RoutingConfig(num_blocks=2, **routing),
   )
   shapes = parameter_shapes(config)
