@@ -30,6 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.checkpoints.huggingface import load_pretrained, save_pretrained
 from deltajax.checkpoints.names import parameter_shapes, tensor_places
+from deltajax.config import ModelConfig
 from deltajax.models.presets import presets
 from train.cli import check_json_file, main, write_json_file
 
@@ -44,6 +45,7 @@ class Options:
 
   Attributes:
     presets: shapes.
+    layers: depth, in place of the presets' own.
     stored: dtype of the files.
     loaded: dtype of the parameters.
     rounds: how often each is read; the fastest counts.
@@ -52,6 +54,7 @@ class Options:
   """
 
   presets: tuple[str, ...] = ("smollm2-135m",)
+  layers: int | None = None
   stored: str = "bfloat16"
   loaded: str = "float32"
   rounds: int = 1
@@ -96,9 +99,8 @@ def in_new_process(function: Callable[..., T], *args: Any) -> T:
     return executor.submit(function, *args).result()
 
 
-def write(directory: str, preset: str, dtype: str) -> None:
+def write(directory: str, config: ModelConfig, dtype: str) -> None:
   """Random values without the time that they take: one block, repeated."""
-  config = presets[preset]
   block = np.random.default_rng(0).standard_normal(2**20, np.float32)
   params = jax.tree.map(
     lambda x: np.resize(block.astype(dtype), x.shape), parameter_shapes(config)
@@ -118,8 +120,11 @@ def read(directory: str, dtype: str) -> tuple[float, int]:
 
 
 def measure(options: Options, preset: str) -> Row:
+  config = presets[preset]
+  if options.layers is not None:
+    config = dataclasses.replace(config, num_layers=options.layers)
   with tempfile.TemporaryDirectory(dir=options.workdir) as directory:
-    in_new_process(write, directory, preset, options.stored)
+    in_new_process(write, directory, config, options.stored)
     found = [
       in_new_process(read, directory, options.loaded)
       for _ in range(options.rounds)
@@ -127,7 +132,7 @@ def measure(options: Options, preset: str) -> Row:
   itemsize = np.dtype(options.loaded).itemsize
   sizes = [
     math.prod(place.shape) * itemsize
-    for place in tensor_places(presets[preset]).values()
+    for place in tensor_places(config).values()
   ]
   return Row(
     preset=preset,

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
   compile_kernels,
   depth_attention,
+  import_speed,
   kernel_parity,
   memory,
   step_time,
@@ -117,6 +118,22 @@ def test_depth_attention_says_what_must_be_moved(tmp_path):
   assert forward["seconds"] is None  # On a CPU.
 
 
+def test_import_speed(tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "import_speed",
+    *("--layers", 1, "--workdir", tmp_path, "--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  (row,) = json.loads(file.read_text())
+  embedding = 49_152 * 576 * 4
+  assert row["largest_tensor_bytes"] == embedding
+  assert embedding < row["parameter_bytes"] < row["peak_bytes"]
+  assert row["seconds"] > 0
+  assert "smollm2-135m" in done.stdout
+  assert list(tmp_path.iterdir()) == [file]
+
+
 def test_depth_attention_measures_where_there_is_a_gpu(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(depth_attention, "COPY_BYTES", 2**16)
@@ -168,6 +185,7 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
     (variant_steps, ("--variants", "dleta"), "did you mean 'delta'"),
     (variant_steps, ("--implementation", "triton"), "unknown implementation"),
     (memory, ("--json", "no/such/dir/f"), "there is no directory"),
+    (import_speed, ("--presets", "smolm2-135m"), "mean 'smollm2-135m'"),
     (
       depth_attention,
       ("--implementation", "pallas_tpu"),

@@ -59,7 +59,7 @@ def random_model(kind, seed, **options):
   )
   with torch.no_grad():
     for name, x in model.named_parameters():
-      size = 0.1 if "embed_tokens" in name or "lm_head" in name else 0.4
+      size = 0.1 if "embed_tokens" in name or "lm_head" in name else 0.3
       x.normal_(1, 0.3) if "norm" in name else x.normal_(0, size)
   return model.eval()
 

@@ -81,7 +81,7 @@ def make_model(config, seed: int) -> transformers.PreTrainedModel:
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       noise = torch.randn(parameter.shape, generator=generator)
-      size = 0.1 if "embed_tokens" in name or "lm_head" in name else 0.4
+      size = 0.1 if "embed_tokens" in name or "lm_head" in name else 0.3
       parameter.copy_(1 + 0.3 * noise if "norm" in name else size * noise)
   return model.eval()
 
