@@ -22,6 +22,7 @@ import tyro
 
 from deltajax.checkpoints.conversion import is_exact, probe
 from deltajax.checkpoints.huggingface import (
+  add_routing,
   check_save,
   check_tensors,
   load_config,
@@ -35,13 +36,14 @@ from deltajax.config import ConfigError, ModelConfig, RoutingConfig
 from deltajax.training.load import find_model, ModelDirectory
 from train.cli import main, parse_subcommand, RUN_ERROR
 
+STANDARD = RoutingConfig(variant="standard")
+
 Source = tyro.conf.Positional[
   Annotated[pathlib.Path, tyro.conf.arg(metavar="RUN_OR_DIR")]
 ]
 Out = tyro.conf.Positional[
   Annotated[pathlib.Path, tyro.conf.arg(metavar="OUT")]
 ]
-STANDARD = RoutingConfig(variant="standard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +66,9 @@ class Import:
 
   def run(self) -> None:
     """Converts, and says whether the model is still the same."""
-    routing = None if self.routing == STANDARD else self.routing
-    stored, config = (load_config(self.directory, x) for x in (None, routing))
+    routing = None if self.routing.variant == "standard" else self.routing
+    stored = load_config(self.directory)
+    config = stored if routing is None else add_routing(stored, routing)
     saving: dict[str, Any] = {"layout": "deltajax", "like": self.directory}
     _check_apart(self.directory, self.out)
     check_save(self.out, config, **saving, dtype=self.param_dtype)

@@ -88,14 +88,20 @@ _GATES: Mapping[str, str] = types.MappingProxyType(
 )
 # Not part of a model, but wanted by whoever uses it.
 CARRIED = (
-  *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"),
+  "bos_token_id",
+  "eos_token_id",
+  "pad_token_id",
+  "max_position_embeddings",
 )
-_ROPE: Mapping[str, str] = {
-  "factor": "factor",
-  "low_freq_factor": "low_freq_factor",
-  "high_freq_factor": "high_freq_factor",
-  "original_length": "original_max_position_embeddings",
-}
+# Fields of RopeScaling -> their keys.
+_ROPE: Mapping[str, str] = types.MappingProxyType(
+  {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+  }
+)
 
 
 def is_model_directory(directory: pathlib.Path) -> bool:
@@ -152,11 +158,13 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
   missing = sorted(key for key in _FIELDS.values() if key not in known)
   if missing:
     raise ConfigError(f"{NAME} lacks {', '.join(missing)}.")
+  for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+    _check_count(known, key)
   fields = {field: known[key] for field, key in _FIELDS.items()}
   if fields["num_kv_heads"] is None:
     fields["num_kv_heads"] = fields["num_heads"]
   if fields["head_dim"] is None:
-    fields["head_dim"] = fields["width"] // max(fields["num_heads"], 1)
+    fields["head_dim"] = fields["width"] // fields["num_heads"]
   theta, scaling = _read_rope(values)
   routing = RoutingConfig(variant="standard")
   if values["model_type"] == RELEASED:
@@ -246,6 +254,12 @@ def unexpressible(config: ModelConfig) -> str | None:
   return None
 
 
+def _check_count(values: Mapping[str, Any], key: str) -> None:
+  value = values[key]
+  if not isinstance(value, int) or value < 1:
+    raise ConfigError(f"{NAME} has {key} {value!r}; it must be at least 1.")
+
+
 def _own_config(values: Mapping[str, Any]) -> ModelConfig:
   if not isinstance(values.get("model"), Mapping):
     raise ConfigError(f"{NAME} of model_type {OWN!r} lacks its model.")
@@ -258,6 +272,7 @@ def _released_routing(
   missing = {"attnres_mode", "attnres_num_blocks"} - values.keys()
   if missing:
     raise ConfigError(f"{NAME} lacks {', '.join(sorted(missing))}.")
+  _check_count(values, "attnres_num_blocks")
   gate = values.get("attnres_gate_type", "bias")
   check_name(f"attnres_mode in {NAME}", values["attnres_mode"], _MODES)
   check_name(f"attnres_gate_type in {NAME}", gate, _GATES)
@@ -279,7 +294,10 @@ def _released_routing(
 
 def _read_rope(values: Mapping[str, Any]) -> tuple[float, RopeScaling]:
   """Base and scaling, as transformers 4 or 5 writes them."""
-  rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
+  rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+  if not isinstance(rope, dict):
+    raise ConfigError(f"the rope of {NAME} is {rope!r}, no mapping.")
+  rope = dict(rope)
   theta = rope.pop("rope_theta", None) or values.get("rope_theta") or 10_000.0
   kind = rope.pop("rope_type", rope.pop("type", "default"))
   check_name(f"rope type in {NAME}", kind, ("default", "llama3"))

@@ -81,14 +81,21 @@ def load_config(
   """
   directory = pathlib.Path(directory)
   config = config_json.model_config(config_json.read_json(directory))
-  config = dataclasses.replace(config, param_dtype="float32")
   check_tokenizer(directory, config)
-  if routing is None or routing == config.routing:
-    return config
-  if config.routing.variant != "standard":
+  config = dataclasses.replace(config, param_dtype="float32")
+  return config if routing is None else add_routing(config, routing)
+
+
+def add_routing(config: ModelConfig, routing: RoutingConfig) -> ModelConfig:
+  """The config of a standard model, with a routing.
+
+  Raises:
+    ConfigError: if the model has another routing already.
+  """
+  if config.routing.variant != "standard" and config.routing != routing:
     raise ConfigError(
-      f"{directory} is routed already ({config.routing.variant}); only a"
-      " standard model can be given another routing."
+      f"the model is routed already ({config.routing.variant}); only a standard"
+      " one can be given a routing."
     )
   return dataclasses.replace(config, routing=routing)
 
@@ -125,10 +132,19 @@ def load_pretrained(
   directory = pathlib.Path(directory)
   if param_dtype is not None:
     check_name("param_dtype", param_dtype, PARAM_DTYPES)
-  config, stored = load_config(directory, routing), load_config(directory)
-  if not isinstance(shardings, Mapping):
-    shardings = jax.tree.map(lambda _: shardings, parameter_shapes(config))
-  by_path = traverse_util.flatten_dict(shardings)
+  stored = load_config(directory)
+  config = stored if routing is None else add_routing(stored, routing)
+  by_path = dict.fromkeys(
+    traverse_util.flatten_dict(parameter_shapes(config)), shardings
+  )
+  if isinstance(shardings, Mapping):
+    given = traverse_util.flatten_dict(shardings)
+    if given.keys() != by_path.keys():
+      raise ConfigError(
+        "shardings are not a tree like the parameters:"
+        f" {sorted(given.keys() ^ by_path.keys())} are in one alone."
+      )
+    by_path = given
   with TensorFiles(directory) as files:
     places = check_tensors(stored, files, directory)
     if param_dtype is None:

@@ -138,10 +138,10 @@ def _read_index(directory: pathlib.Path) -> dict[str, str] | None:
     raise ConfigError(f"{directory} has neither {SINGLE} nor {INDEX}.")
   try:
     index = dict(json.loads(path.read_text())["weight_map"])
+    names = sorted(set(index.values()))
+    outside = [name for name in names if pathlib.PurePath(name).name != name]
   except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
     raise ConfigError(f"{path} is no index of shards: {error!r}.") from None
-  names = sorted(set(index.values()))
-  outside = [name for name in names if pathlib.PurePath(name).name != name]
   if outside:
     raise ConfigError(
       f"{path} names {outside[0]!r}, which is no file beside it."

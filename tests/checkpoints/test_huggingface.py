@@ -150,6 +150,17 @@ def test_parameters_on_a_mesh():
   assert done.stdout.count("equal") == 3
 
 
+def test_shardings_that_are_no_tree_of_the_parameters():
+  config, params = load_pretrained(DATA / "llama-tied")
+  shardings = jax.tree.map(lambda x: x.sharding, params)
+  found = load_pretrained(DATA / "llama-tied", shardings=shardings)
+  assert_trees_equal(found.params, params)
+  assert found.config == config
+  del shardings["embedding"]
+  with pytest.raises(ConfigError, match=r"'embedding'.* are in one alone"):
+    load_pretrained(DATA / "llama-tied", shardings=shardings)
+
+
 def test_no_second_copy_is_in_memory(tmp_path):
   """Beyond the parameters there is about one tensor, whatever their number."""
   config = tiny_config(
@@ -301,6 +312,16 @@ FAULTS = {
     edit_config(hidden_size=..., vocab_size=...),
     r"config\.json lacks hidden_size, vocab_size",
   ),
+  "a config with other sizes": (
+    "llama-tied",
+    edit_config(num_attention_heads=0),
+    "num_attention_heads 0; it must be at least 1",
+  ),
+  "a config with words": (
+    "llama-tied",
+    edit_config(hidden_size="16", head_dim=None),
+    "hidden_size '16'; it must be",
+  ),
   "a tokenizer of another model": (
     "qwen3-tied",
     lambda directory: write_tokenizer(directory, 38),
@@ -350,6 +371,11 @@ FAULTS = {
     "llama-transformers4",
     edit_config(rope_scaling={"type": "linear", "factor": 2.0}),
     "unknown rope type in config.json 'linear'",
+  ),
+  "a rope that is none": (
+    "llama-tied",
+    edit_config(rope_parameters="llama3"),
+    "the rope of config.json is 'llama3'",
   ),
   "half a rope": (
     "llama-tied",
@@ -552,6 +578,25 @@ def test_a_failed_export_leaves_everything_as_it_was(
   assert list(tmp_path.iterdir()) == [target] * exists
   if exists:
     assert files_of(target) == before
+
+
+def test_a_directory_that_cannot_be_put_in_place_changes_nothing(
+  tmp_path, monkeypatch
+):
+  target = shutil.copytree(DATA / "qwen3-untied", tmp_path / "out")
+  before = files_of(target)
+  rename = pathlib.Path.rename
+
+  def fail(path, to):
+    if path.name == "new":
+      raise OSError("not now")
+    return rename(path, to)
+
+  monkeypatch.setattr(pathlib.Path, "rename", fail)
+  with pytest.raises(OSError, match="not now"):
+    save_pretrained(target, *load_pretrained(DATA / "llama-tied"))
+  assert files_of(target) == before
+  assert list(tmp_path.iterdir()) == [target]
 
 
 def test_an_export_replaces_all_of_another_model(tmp_path):
