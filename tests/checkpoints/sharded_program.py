@@ -4,8 +4,10 @@ import pathlib
 import tempfile
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
+from deltajax.checkpoints.arrays import assemble
 from deltajax.checkpoints.huggingface import (
   load_config,
   load_pretrained,
@@ -63,9 +65,27 @@ def check(directory, mesh: MeshConfig) -> None:
   print(mesh, "equal")
 
 
+def check_split_layers() -> None:
+  """Nothing here splits layers over devices, but a sharding may."""
+  mesh = jax.make_mesh((4, 2), ("stage", "fsdp"))
+  sharding = NamedSharding(mesh, PartitionSpec("stage", None, "fsdp"))
+  expected = np.arange(8 * 3 * 4, dtype=np.float32).reshape(8, 3, 4)
+  found = assemble(
+    [lambda x=x: x for x in expected],
+    expected.shape,
+    "float32",
+    stacked=True,
+    sharding=sharding,
+  )
+  assert found.sharding == sharding
+  np.testing.assert_array_equal(found, expected)
+  print("split layers equal")
+
+
 def main() -> None:
   """Checks several meshes."""
   assert len(jax.devices()) == 8
+  check_split_layers()
   with tempfile.TemporaryDirectory() as name:
     directory = pathlib.Path(name) / "model"
     save_pretrained(directory, MODEL, random_params(MODEL))

@@ -147,7 +147,7 @@ def test_parameters_on_a_mesh():
     check=False,
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout.count("equal") == 3
+  assert done.stdout.count("equal") == 4
 
 
 def test_shardings_that_are_no_tree_of_the_parameters():
