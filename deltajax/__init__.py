@@ -18,7 +18,11 @@ from deltajax.config import (
   ModelConfig as ModelConfig,
   RopeScaling as RopeScaling,
 )
-from deltajax.models.generation import generate as generate
+from deltajax.models.generation import (
+  generate as generate,
+  Generator as Generator,
+  Sampling as Sampling,
+)
 from deltajax.models.presets import presets as presets
 from deltajax.models.transformer import (
   ModelOutput as ModelOutput,

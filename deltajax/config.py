@@ -187,7 +187,8 @@ class DataConfig:
     dataset: `python_stdlib`, or the directory of a prepared TFDS data set.
     data_dir: where data sets that are built here are kept, and the packed rows
       of any: made once by the first host, read one by one by all.
-    tokenizer: `bytes`.
+    tokenizer: `bytes`, or the path (with a "/") of a tokenizer.json or of the
+      directory that holds it.
     sequence_length: T, tokens that a model sees at once; rows hold T + 1.
   """
 

@@ -47,7 +47,7 @@ def report_lines(result: RunResult) -> list[str]:
     key=jax.random.key(0),
     vocab_size=tokenizer.vocab_size,
   )
-  sample = tokenizer.decode(hosts.fetch(tokens)[0])
+  sample = tokenizer.decode(tokens[0])
   lines += ["\nsample:", SAMPLE_PROMPT + sample]
 
   batch = {name: x[:4, :-1] for name, x in result.data.validation[0].items()}

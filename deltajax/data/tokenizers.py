@@ -1,17 +1,19 @@
 """Tokenizers: what turns the text of a document into token ids and back.
 
-Needs numpy only. A new tokenizer satisfies `Tokenizer` and gets a row in
-`TOKENIZERS`.
+Built in are those that need numpy only; they satisfy `Tokenizer` and have a row
+in `TOKENIZERS`. Those of pretrained models are files: see `tokenizer_file`.
 
 Shapes: V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+import os
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from deltajax.routing.validation import check_name, ConfigError
+from deltajax.data.tokenizer_file import FileTokenizer
+from deltajax.routing.validation import ConfigError, unknown_name
 
 
 @runtime_checkable
@@ -39,11 +41,18 @@ class Tokenizer(Protocol):
     """What decides how text is encoded, for comparison; any short string."""
 
   @property
+  def stop_ids(self) -> tuple[int, ...]:
+    """The ids that end a text that is generated."""
+
+  @property
   def bytes_per_token(self) -> np.ndarray:
     """[V] integers: UTF-8 bytes that each id stands for, 0 for specials."""
 
   def encode(self, text: str) -> np.ndarray:
     """Returns the ids of `text`, int32, without special ids."""
+
+  def encode_prompt(self, text: str) -> np.ndarray:
+    """Returns the ids of a text to be continued, int32."""
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Returns the text of `ids`, special ids skipped."""
@@ -57,6 +66,7 @@ class ByteTokenizer:
   pad_id = 258
   vocab_size = 259
   fingerprint = "bytes"
+  stop_ids = (eos_id,)
 
   @property
   def bytes_per_token(self) -> np.ndarray:
@@ -74,6 +84,10 @@ class ByteTokenizer:
     """
     raw = text.encode("utf-8", errors="replace")
     return np.frombuffer(raw, np.uint8).astype(np.int32)
+
+  def encode_prompt(self, text: str) -> np.ndarray:
+    """As `encode`: a prompt may begin anywhere in a document."""
+    return self.encode(text)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Returns the text of `ids`; special ids are skipped.
@@ -108,10 +122,68 @@ def get_tokenizer(name: str) -> Tokenizer:
   """Returns the tokenizer that a configuration names.
 
   Args:
-    name: a key of `TOKENIZERS`.
+    name: a key of `TOKENIZERS`, or the path (with a "/") of a tokenizer.json or
+      of the directory that holds one.
 
   Raises:
     ConfigError: there is no such tokenizer; names the valid ones.
   """
-  check_name("tokenizer", name, TOKENIZERS)
-  return TOKENIZERS[name]()
+  if name in TOKENIZERS:
+    return TOKENIZERS[name]()
+  if "/" in name or os.sep in name:
+    return FileTokenizer(name)
+  raise ConfigError(
+    unknown_name("tokenizer", name, TOKENIZERS)
+    + " A tokenizer.json is given as a path with a '/'."
+  )
+
+
+# What decoders put where bytes are not UTF-8, or not yet.
+_UNKNOWN = "\ufffd"
+_WINDOW = 64
+# Bytes, and so ids, of a character that is not whole.
+_PARTIAL = 3
+
+
+class TextStream:
+  """The text of ids that come one at a time.
+
+  Bytes of a character that is not whole yet are held back, up to three. What
+  was returned stays: a tokenizer that would decode it differently with more
+  ids is not asked again.
+  """
+
+  def __init__(self, tokenizer: Tokenizer):
+    """Starts with no text."""
+    self._tokenizer = tokenizer
+    self._ids: list[int] = []
+    self._shown = ""
+    self._pending = 0  # Ids since the text ended with a whole character.
+    self._whole_at = 0
+
+  def push(self, token_id: int) -> str:
+    """Takes one id; returns the text that it makes known, maybe none."""
+    self._ids.append(token_id)
+    text = self._tokenizer.decode(self._ids)
+    whole = text.rstrip(_UNKNOWN)
+    self._pending = 0 if whole == text else self._pending + 1
+    if self._pending > _PARTIAL:
+      # More than one character can lack: they are what they are.
+      whole = text[: max(len(whole), len(text) - _PARTIAL)]
+    new = self._show(whole)
+    if whole == text:
+      if len(self._ids) >= _WINDOW:
+        # A character stays: how ids decode may depend on those before them.
+        self._ids = self._ids[self._whole_at :]
+        self._shown = self._tokenizer.decode(self._ids)
+      self._whole_at = len(self._ids)
+    return new
+
+  def end(self) -> str:
+    """Returns what was held back."""
+    return self._show(self._tokenizer.decode(self._ids))
+
+  def _show(self, text: str) -> str:
+    new = text[len(self._shown) :]
+    self._shown = text if new else self._shown
+    return new

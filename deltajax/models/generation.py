@@ -1,27 +1,86 @@
-"""Sampling from a model.
+"""Text from a model, token by token.
 
-Shapes: B batch, P prompt, T prompt and new tokens, V vocabulary.
+A `Generator` runs the prompts, which fills a cache of keys and values, then one
+token at a time. Layers are called one by one, each with parameters of its own:
+a scan would copy each layer's parameters out of their stack for every token,
+and one program of all layers takes L times as long to compile. Lengths are
+rounded up to those of `bucket`, and longer prompts are run in pieces, so that
+few programs serve all and none needs [P, P] logits.
+
+Shapes: B batch, P prompt, T tokens, S slots of the cache, V vocabulary, N stop
+tokens.
 """
 
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
 from functools import partial
 from typing import Any, NamedTuple
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
+from deltajax.config import ModelConfig
+from deltajax.models.cache import LayerCache, Places
 from deltajax.models.transformer import (
+  DecoderLayer,
   output_head,
   output_logits,
   partitionable,
   TransformerLM,
 )
-from deltajax.routing.validation import ConfigError
+from deltajax.routing.memory import DepthState
+from deltajax.routing.schedule import build_schedule, Step
+from deltajax.routing.validation import ConfigError, typed_config
+
+SMALLEST_BUCKET = 16
+PIECE = 512  # Tokens of a prompt that are run at once; a bucket.
+
+
+@typed_config
+class Sampling:
+  """How a token is drawn.
+
+  Attributes:
+    temperature: divides the logits; 0 takes the most likely token.
+    top_k: sample from the k most likely tokens. None: from all.
+    top_p: sample from the fewest tokens that have this probability together,
+      of those that top_k leaves.
+    vocab_size: only ids below it are drawn: the tokenizer's size where the
+      model's vocabulary is padded. None: the model's.
+
+  Raises:
+    ConfigError: for options out of range.
+  """
+
+  temperature: float = 1.0
+  top_k: int | None = None
+  top_p: float | None = None
+  vocab_size: int | None = None
+
+  def __post_init__(self) -> None:
+    if self.temperature < 0:
+      raise ConfigError(
+        f"temperature is {self.temperature}; it must be at least 0."
+      )
+    for name in ("top_k", "vocab_size"):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if self.top_p is not None and not 0 < self.top_p <= 1:
+      raise ConfigError(f"top_p is {self.top_p}; it must be in (0, 1].")
+
+
+AS_LIKELY = Sampling()
 
 
 def generate(
   model: TransformerLM,
   params: Any,
-  prompt_tokens: jax.typing.ArrayLike,
+  prompt_tokens: jax.typing.ArrayLike | Sequence[jax.typing.ArrayLike],
   *,
   max_new_tokens: int,
   temperature: float = 1.0,
@@ -29,117 +88,339 @@ def generate(
   top_p: float | None = None,
   key: jax.Array | None = None,
   vocab_size: int | None = None,
-) -> jax.Array:
-  """Continues prompts; returns new tokens [B, max_new_tokens].
+  stop_tokens: Sequence[int] = (),
+) -> np.ndarray:
+  """Continues prompts; returns new tokens [B, max_new_tokens], int32.
 
-  Every token costs a forward pass over the whole text, in plain XLA whatever
-  the config says: see `partitionable`.
+  To generate more than once with the same parameters, or to see tokens as they
+  come, keep a `Generator`.
 
   Args:
     model: the model.
     params: its unboxed parameters.
-    prompt_tokens: [B, P], at least one token each.
+    prompt_tokens: [B, P], or B prompts of any lengths, at least one token each.
     max_new_tokens: how many tokens are added.
-    temperature: divides the logits; 0 takes the most likely token.
-    top_k: sample from the k most likely tokens. None: from all.
-    top_p: sample from the fewest tokens that have this probability together.
-    key: random key; needed unless temperature is 0.
-    vocab_size: only ids below it are drawn: the tokenizer's size where the
-      model's vocabulary is padded. None: the model's.
+    temperature: as in `Sampling`, like the next two.
+    top_k: see there.
+    top_p: see there.
+    key: random key; needed unless temperature is 0. Row i draws with
+      `fold_in(key, i)`, whatever the other rows are.
+    vocab_size: as in `Sampling`.
+    stop_tokens: ids that end a row, which then repeats the one it drew.
 
   Raises:
-    ConfigError: for options out of range, or prompts outside the vocabulary.
+    ConfigError: for options out of range, empty prompts, and prompts outside
+      the vocabulary.
   """
-  prompt_tokens = jnp.asarray(prompt_tokens, jnp.int32)
-  if prompt_tokens.ndim != 2 or prompt_tokens.shape[1] < 1:
-    raise ConfigError(
-      f"prompt_tokens have shape {prompt_tokens.shape}; give [B, P], P >= 1."
+  sampling = Sampling(
+    temperature=temperature, top_k=top_k, top_p=top_p, vocab_size=vocab_size
+  )
+  steps = Generator(model, params).steps(
+    prompt_tokens,
+    max_new_tokens=max_new_tokens,
+    sampling=sampling,
+    key=key,
+    stop_tokens=stop_tokens,
+  )
+  tokens_xB = [np.asarray(token_B) for token_B in list(steps)]
+  tokens_xB += tokens_xB[-1:] * (max_new_tokens - len(tokens_xB))
+  return np.stack(tokens_xB, axis=1)
+
+
+class Generator:
+  """A model with its parameters laid out for generation.
+
+  Everything is computed in plain XLA whatever the config says: see
+  `partitionable`. Parameters may lie on a mesh, also of several hosts; all of
+  these must then make the same calls.
+
+  Holds a copy of the layers' parameters, in the dtype of the model, once it has
+  run, and no longer those that it was given.
+  """
+
+  def __init__(self, model: TransformerLM, params: Any):
+    """Takes a model and its unboxed parameters."""
+    self.config = model.config
+    leaf = jax.tree.leaves(params)[0]
+    sharding = getattr(leaf, "sharding", None)
+    whole = None
+    if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+      whole = NamedSharding(sharding.mesh, PartitionSpec())
+    self._plan = _Plan(partitionable(model.config), whole)
+    self._params = params
+
+  def steps(
+    self,
+    prompts: jax.typing.ArrayLike | Sequence[jax.typing.ArrayLike],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = AS_LIKELY,
+    key: jax.Array | None = None,
+    stop_tokens: Sequence[int] = (),
+  ) -> Iterator[jax.Array]:
+    """Yields token_B, int32, until `max_new_tokens` or all rows have stopped.
+
+    With no stop tokens nothing waits for a token before the next is computed;
+    whoever looks at one does.
+
+    Args:
+      prompts: as for `generate`, like all others.
+      max_new_tokens: see there.
+      sampling: how tokens are drawn; as likely as they are, if not given.
+      key: see there.
+      stop_tokens: see there.
+
+    Raises:
+      ConfigError: as `generate`, before anything is computed.
+    """
+    rows = _checked_prompts(self.config, prompts)
+    if max_new_tokens < 1:
+      raise ConfigError(f"max_new_tokens is {max_new_tokens}; at least 1.")
+    if key is None:
+      if sampling.temperature > 0:
+        raise ConfigError("sampling needs a key; temperature=0 does not.")
+      key = jax.random.key(0)
+    size = self.config.vocab_size
+    if (sampling.vocab_size or size) > size:
+      raise ConfigError(
+        f"vocab_size is {sampling.vocab_size}; the model has {size} ids."
+      )
+    if not all(0 <= token < size for token in stop_tokens):
+      raise ConfigError(
+        f"stop_tokens are {list(stop_tokens)}; the model has ids 0 to"
+        f" {size - 1}."
+      )
+    return self._steps(rows, max_new_tokens, sampling, key, stop_tokens)
+
+  def _steps(self, rows, max_new_tokens, sampling, key, stop_tokens):
+    longest = bucket(max(map(len, rows)))
+    capacity = bucket(longest + max_new_tokens)
+    first_B = np.array([longest - len(row) for row in rows], np.int32)
+    prompts_BxP = np.stack(
+      [np.pad(row, (longest - len(row), 0)) for row in rows]
     )
-  if max_new_tokens < 1:
-    raise ConfigError(f"max_new_tokens is {max_new_tokens}; at least 1.")
-  if temperature < 0:
-    raise ConfigError(f"temperature is {temperature}; it must be at least 0.")
-  if top_k is not None and top_k < 1:
-    raise ConfigError(f"top_k is {top_k}; it must be at least 1.")
-  if top_p is not None and not 0 < top_p <= 1:
-    raise ConfigError(f"top_p is {top_p}; it must be in (0, 1].")
-  if key is None:
-    if temperature > 0:
-      raise ConfigError("sampling needs a key; temperature=0 does not.")
-    key = jax.random.key(0)
-  size = model.config.vocab_size
-  vocab_size = size if vocab_size is None else vocab_size
-  if not 0 < vocab_size <= size:
-    raise ConfigError(f"vocab_size is {vocab_size}; the model has {size} ids.")
-  least, most = int(prompt_tokens.min()), int(prompt_tokens.max())
-  if least < 0 or most >= size:
-    raise ConfigError(
-      f"prompt ids run from {least} to {most}; the model has ids 0 to"
-      f" {size - 1}."
+    stop_N = np.array(stop_tokens, np.int32)
+    caches = _empty_caches(self._plan, len(rows), capacity)
+    # Pieces of full length, behind a shorter first one.
+    starts = [0, *range(longest % PIECE or PIECE, longest, PIECE)]
+    for start, end in zip(starts, [*starts[1:], longest], strict=True):
+      logits_BxV = self._extend(
+        prompts_BxP[:, start:end], first_B, start, caches
+      )
+    drawn = _Drawn(np.zeros_like(first_B), np.zeros(len(rows), bool))
+    for i in range(max_new_tokens):
+      if i:
+        logits_BxV = self._extend(
+          drawn.token_B, first_B, longest + i - 1, caches
+        )
+      drawn = _draw(self._plan, sampling, logits_BxV, key, i, stop_N, drawn)
+      yield drawn.token_B
+      if len(stop_N) and bool(np.all(drawn.stopped_B)):
+        return
+
+  def _extend(self, tokens, first_B, slot, caches) -> jax.Array:
+    """Runs T tokens, or one a row; returns logits_BxV after the last."""
+    plan = self._plan
+    around, layers = self._laid_out
+    capacity = caches[0].keys_ZxSxC.shape[1]
+    state, context = _begin(
+      plan, capacity, around, tokens, first_B, np.int32(slot)
     )
-  model = TransformerLM(partitionable(model.config))
-  options = _Options(max_new_tokens, temperature, top_k, top_p, vocab_size)
-  return _generate(model, options, params, prompt_tokens, key)
+    for i, (params, step) in enumerate(layers):
+      state, caches[i] = _run_layer(
+        plan, params, step, state, caches[i], context
+      )
+      if plan.whole is not None:
+        # Hosts that run ahead of their collectives block each other, on CPUs.
+        jax.block_until_ready(state)
+    return _end(plan, around, state)
+
+  @functools.cached_property
+  def _laid_out(self) -> tuple[Any, list[tuple[Any, Step]]]:
+    """Parameters around the layers, and of each layer with its schedule."""
+    config = self.config
+    around = {k: x for k, x in self._params.items() if k != "layers"}
+    layers = _split_layers(self._plan, self._params["layers"])
+    self._params = None
+    steps = build_schedule(config.routing, config.num_layers).by_layer()
+    return _cast(around, config), [
+      (params, Step(*(jnp.asarray(x[i]) for x in steps)))
+      for i, params in enumerate(layers)
+    ]
 
 
-class _Options(NamedTuple):
-  """What a compiled generation depends on."""
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """What is static about all programs of a generator.
 
-  max_new_tokens: int
-  temperature: float
-  top_k: int | None
-  top_p: float | None
-  vocab_size: int
+  Attributes:
+    config: of the model.
+    whole: the sharding of what lies whole on every device of a mesh, which is
+      everything but parameters; None without a mesh.
+  """
+
+  config: ModelConfig
+  whole: NamedSharding | None
+
+  def place(self, tree: Any) -> Any:
+    """Constrains results, so that the next call finds them where it wants."""
+    if self.whole is None:
+      return tree
+    return jax.lax.with_sharding_constraint(tree, self.whole)
+
+
+class _Context(NamedTuple):
+  """What every layer is told of the tokens, besides their stream."""
+
+  angles_BxTxP: jax.Array
+  places: Places
+
+
+class _Drawn(NamedTuple):
+  """The newest token of each row, and which rows have ended."""
+
+  token_B: Any
+  stopped_B: Any
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _empty_caches(plan, batch, capacity) -> list[LayerCache]:
+  config = plan.config
+  return plan.place(
+    [
+      LayerCache.create(config, batch, capacity)
+      for _ in range(config.num_layers)
+    ]
+  )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _generate(model, options, params, prompt_BxP, key):
-  max_new_tokens = options.max_new_tokens
-  prompt_length = prompt_BxP.shape[1]
-  # Causal attention never looks at what is not written yet.
-  text_BxT = jnp.pad(prompt_BxP, ((0, 0), (0, max_new_tokens)))
+def _begin(plan, capacity, params, tokens, first_B, slot):
+  """The state before the first layer, and what all layers are told."""
+  tokens_BxT = tokens.reshape(len(first_B), -1)
+  places = Places.create(slot, first_B, tokens_BxT.shape[1], capacity)
+  embedded: Any = TransformerLM(plan.config).apply(
+    {"params": params}, tokens_BxT, places.positions_BxT, method="embed"
+  )
+  state, angles_BxTxP = embedded
+  return plan.place((state, _Context(angles_BxTxP, places)))
 
-  def add_token(text_BxT, inputs):
-    position, key = inputs
-    hidden_BxTxD = model.apply({"params": params}, text_BxT, method="hidden")
-    logits_BxV = output_logits(
-      hidden_BxTxD[:, position - 1], output_head(model.config, params)
-    )
-    token_B = sample_token(
-      logits_BxV[:, : options.vocab_size],
-      key,
-      temperature=options.temperature,
-      top_k=options.top_k,
-      top_p=options.top_p,
-    )
-    return text_BxT.at[:, position].set(token_B), None
 
-  positions = prompt_length + jnp.arange(max_new_tokens)
-  keys = jax.random.split(key, max_new_tokens)
-  text_BxT, _ = jax.lax.scan(add_token, text_BxT, (positions, keys))
-  return text_BxT[:, prompt_length:]
+@partial(jax.jit, static_argnums=0, donate_argnums=(3, 4))
+def _run_layer(plan, params, step, state, cache, context):
+  config = plan.config
+  angles_BxTxP, places = context
+  if places.positions_BxT.shape[1] == 1:
+    # All slots of one token at once: a loop over them costs more.
+    config = dataclasses.replace(config, depth_attention="reference")
+  return plan.place(
+    DecoderLayer(config).apply(
+      {"params": params},
+      state,
+      step,
+      angles_BxTxP,
+      None,
+      (cache, places),
+    )
+  )
+
+
+@partial(jax.jit, static_argnums=0)
+def _end(plan, params, state: DepthState) -> jax.Array:
+  """Logits_BxV of the last token."""
+  last = jax.tree.map(lambda x: x[..., -1:, :], state)
+  hidden_Bx1xD: Any = TransformerLM(plan.config).apply(
+    {"params": params}, last, method="read_out"
+  )
+  head_DxV = output_head(plan.config, params)
+  return plan.place(output_logits(hidden_Bx1xD[:, 0], head_DxV))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _draw(plan, sampling, logits_BxV, key, step, stop_N, last) -> _Drawn:
+  """Draws a token for every row that has not stopped; others repeat theirs."""
+  rows_B = jnp.arange(len(logits_BxV))
+  keys_B = jax.vmap(
+    lambda row: jax.random.fold_in(jax.random.fold_in(key, row), step)
+  )(rows_B)
+  token_B = sample_token(logits_BxV, keys_B, sampling)
+  token_B = jnp.where(last.stopped_B, last.token_B, token_B)
+  stopped_B = last.stopped_B | jnp.isin(token_B, stop_N)
+  return plan.place(_Drawn(token_B, stopped_B))
 
 
 def sample_token(
-  logits_BxV: jax.Array,
-  key: jax.Array,
-  *,
-  temperature: float,
-  top_k: int | None,
-  top_p: float | None,
+  logits_BxV: jax.Array, keys_B: jax.Array, sampling: Sampling
 ) -> jax.Array:
-  """Draws one token per row; see `generate` for the options."""
-  if temperature == 0:
+  """Draws one token per row, each with its own key."""
+  logits_BxV = logits_BxV[:, : sampling.vocab_size]
+  if sampling.temperature == 0:
     return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
-  logits_BxV = logits_BxV / temperature
-  if top_k is not None and top_k < logits_BxV.shape[-1]:
-    least = jax.lax.top_k(logits_BxV, top_k)[0][:, -1:]
-    logits_BxV = jnp.where(logits_BxV < least, -jnp.inf, logits_BxV)
-  if top_p is not None and top_p < 1:
-    ordered = jnp.sort(logits_BxV, axis=-1, descending=True)
-    probabilities = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    kept = jnp.sum(before < top_p, axis=-1, keepdims=True)
-    least = jnp.take_along_axis(ordered, kept - 1, axis=-1)
-    logits_BxV = jnp.where(logits_BxV < least, -jnp.inf, logits_BxV)
-  return jax.random.categorical(key, logits_BxV).astype(jnp.int32)
+  logits_BxV = logits_BxV / sampling.temperature
+  draw = jax.vmap(jax.random.categorical)
+  size = logits_BxV.shape[-1]
+  top_p = 1.0 if sampling.top_p is None else sampling.top_p
+  if sampling.top_k is None and top_p == 1:
+    return draw(keys_B, logits_BxV).astype(jnp.int32)
+  # In falling order: what is left is a prefix.
+  ordered_BxV, ids_BxV = jax.lax.top_k(
+    logits_BxV, min(sampling.top_k or size, size)
+  )
+  probabilities_BxV = jax.nn.softmax(ordered_BxV, axis=-1)
+  before_BxV = jnp.cumsum(probabilities_BxV, axis=-1) - probabilities_BxV
+  kept_BxV = (before_BxV < top_p).at[:, 0].set(True)
+  drawn_B = draw(keys_B, jnp.where(kept_BxV, ordered_BxV, -jnp.inf))
+  return jnp.take_along_axis(ids_BxV, drawn_B[:, None], 1)[:, 0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _split_layers(plan, stacked) -> list[Any]:
+  """Parameters of each layer, in the dtype that the layer computes in."""
+  cast = _cast(stacked, plan.config)
+  return [
+    jax.tree.map(lambda x, i=i: x[i], cast)
+    for i in range(plan.config.num_layers)
+  ]
+
+
+def _cast(params: Any, config: ModelConfig) -> Any:
+  """Casts what the model would cast at every call: all but the routers'."""
+  flat = traverse_util.flatten_dict(params)
+  routed = {path for path in flat if any(n.endswith("_router") for n in path)}
+  return traverse_util.unflatten_dict(
+    {
+      path: jnp.asarray(x, None if path in routed else config.dtype)
+      for path, x in flat.items()
+    }
+  )
+
+
+def _checked_prompts(config: ModelConfig, prompts: Any) -> list[np.ndarray]:
+  rows = [np.asarray(row) for row in prompts]
+  for i, row in enumerate(rows):
+    if row.ndim != 1 or not len(row):
+      raise ConfigError(
+        f"prompt {i} has shape {row.shape}; give [B, P], or a list of 1-D"
+        " prompts, with at least one token each."
+      )
+    if not np.issubdtype(row.dtype, np.integer):
+      raise ConfigError(f"prompt {i} has dtype {row.dtype}; give token ids.")
+  if not rows:
+    raise ConfigError("there is no prompt; give at least one.")
+  least, most = min(map(np.min, rows)), max(map(np.max, rows))
+  if least < 0 or most >= config.vocab_size:
+    raise ConfigError(
+      f"prompt ids run from {least} to {most}; the model has ids 0 to"
+      f" {config.vocab_size - 1}."
+    )
+  return [row.astype(np.int32) for row in rows]
+
+
+def bucket(size: int) -> int:
+  """The size that is compiled for `size`: a quarter more at most, or 15.
+
+  Multiples of 16 up to 128, then four sizes for each power of two.
+  """
+  power = 1 << (size - 1).bit_length()
+  step = max(SMALLEST_BUCKET, power // 8)
+  return -(-size // step) * step

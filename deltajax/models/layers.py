@@ -15,6 +15,7 @@ import numpy as np
 
 from deltajax.config import ModelConfig
 from deltajax.models.attention import dot_product_attention
+from deltajax.models.cache import LayerCache, Places
 from deltajax.routing.sharding import constrain
 
 
@@ -95,14 +96,17 @@ class Attention(nn.Module):
     inputs_UxBxTxD: jax.Array,
     angles_BxTxP: jax.Array,
     segment_ids_BxT: jax.Array | None,
-  ) -> jax.Array:
-    """Returns output_BxTxD.
+    cached: tuple[LayerCache, Places] | None = None,
+  ) -> tuple[jax.Array, LayerCache | None]:
+    """Returns output_BxTxD, and the cache with these tokens, if there is one.
 
     Args:
       inputs_UxBxTxD: normed inputs, one or two: the first feeds Q and K, the
         last feeds V.
       angles_BxTxP: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
+      cached: of earlier tokens, and where these go; tokens then attend to what
+        is cached, themselves included, and there are no segments.
     """
     config = self.config
     qk_BxTxD, v_BxTxD = inputs_UxBxTxD[0], inputs_UxBxTxD[-1]
@@ -115,17 +119,26 @@ class Attention(nn.Module):
     # Every query needs all keys: keys and values are gathered over `sequence`.
     whole = ("batch", None, "kv_heads", "head_dim")
     heads = ("batch", "sequence", "heads", "head_dim")
-    # Parameters depend on no implementation: initialisation runs on any host,
-    # at any length.
-    mixed_BxTxHxC = dot_product_attention(
-      constrain(rotate(query, angles_BxTxP), *heads),
-      constrain(rotate(key, angles_BxTxP), *whole),
-      constrain(value, *whole),
-      segment_ids_BxT,
-      implementation="xla" if self.is_initializing() else config.attention,
-    )
+    query = constrain(rotate(query, angles_BxTxP), *heads)
+    key = constrain(rotate(key, angles_BxTxP), *whole)
+    value = constrain(value, *whole)
+    cache = None
+    if cached is not None:
+      earlier, places = cached
+      cache = earlier.write(key, value, places.slot)
+      mixed_BxTxHxC = cache.attend(query, places.visible_BxTxS)
+    else:
+      # Parameters depend on no implementation: initialisation runs on any host,
+      # at any length.
+      mixed_BxTxHxC = dot_product_attention(
+        query,
+        key,
+        value,
+        segment_ids_BxT,
+        implementation="xla" if self.is_initializing() else config.attention,
+      )
     mixed_BxTxHxC = constrain(mixed_BxTxHxC, *heads)
-    return dense(
+    output_BxTxD = dense(
       config,
       "output",
       config.width,
@@ -133,6 +146,7 @@ class Attention(nn.Module):
       (-2, -1),
       bias=config.attention_bias,
     )(mixed_BxTxHxC)
+    return output_BxTxD, cache
 
   def _project(self, name: str, heads_axis: str, heads: int) -> nn.Module:
     config = self.config

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from deltajax.config import ModelConfig
+from deltajax.models.cache import LayerCache, Places
 from deltajax.models.layers import (
   Attention,
   RMSNorm,
@@ -90,21 +91,25 @@ class DecoderLayer(nn.Module):
     steps: Step,
     angles_BxTxP: jax.Array,
     segment_ids_BxT: jax.Array | None,
-  ) -> tuple[DepthState, None]:
-    """Returns the state after both sublayers (and nothing per layer).
+    cached: tuple[LayerCache, Places] | None = None,
+  ) -> tuple[DepthState, LayerCache | None]:
+    """Returns the state after both sublayers, and the cache if there is one.
 
     Args:
       state: the depth state before the layer.
       steps: the two rows of the schedule, arrays [2].
       angles_BxTxP: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
+      cached: as for `Attention`.
     """
     both = [Step(*(x[i] for x in steps)) for i in (0, 1)]
     routers = [self.attention_router, self.mlp_router]
     reads, state = read_together(routers, state, both)
-    state = self.sublayers(state, both, reads, angles_BxTxP, segment_ids_BxT)
+    state, cache = self.sublayers(
+      state, both, reads, angles_BxTxP, segment_ids_BxT, cached
+    )
     appends = self.config.routing.row.appends
-    return state.commit(both[2 - len(state.recent) :], appends), None
+    return state.commit(both[2 - len(state.recent) :], appends), cache
 
   def queries(self) -> tuple[jax.Array, jax.Array]:
     """Queries_RxK of both routers, for reads that layers make together."""
@@ -117,7 +122,8 @@ class DecoderLayer(nn.Module):
     reads: Sequence[StoredRead],
     angles_BxTxP: jax.Array,
     segment_ids_BxT: jax.Array | None,
-  ) -> DepthState:
+    cached: tuple[LayerCache, Places] | None = None,
+  ) -> tuple[DepthState, LayerCache | None]:
     """The layer with its reads of the memory given, and nothing stored.
 
     Args:
@@ -126,16 +132,17 @@ class DecoderLayer(nn.Module):
       reads: of the two routers.
       angles_BxTxP: as in `__call__`.
       segment_ids_BxT: as in `__call__`.
+      cached: as for `Attention`.
     """
     row = self.config.routing.row
     inputs_UxBxTxD = self.attention_router(state, steps[0], reads[0])
-    output_BxTxD = self.attention(
-      self.attention_norm(inputs_UxBxTxD), angles_BxTxP, segment_ids_BxT
+    output_BxTxD, cache = self.attention(
+      self.attention_norm(inputs_UxBxTxD), angles_BxTxP, segment_ids_BxT, cached
     )
     state = state.advance(output_BxTxD, steps[0], row.attention_appends)
     inputs_UxBxTxD = self.mlp_router(state, steps[1], reads[1])
     output_BxTxD = self.mlp(self.mlp_norm(inputs_UxBxTxD[0]))
-    return state.advance(output_BxTxD, steps[1], row.appends)
+    return state.advance(output_BxTxD, steps[1], row.appends), cache
 
 
 class TransformerLM(nn.Module):
@@ -208,13 +215,21 @@ class TransformerLM(nn.Module):
     positions: jax.Array | None = None,
   ) -> jax.Array:
     """As `__call__`, up to the output head; returns hidden_BxTxD."""
-    config = self.config
     self._check(tokens_BxT, segment_ids, positions)
     if positions is None:
       positions = jnp.broadcast_to(
         jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape
       )
-    angles_BxTxP = rotary_angles(positions, config)
+    state, angles_BxTxP = self.embed(tokens_BxT, positions)
+    state = self._run_layers(state, (angles_BxTxP, segment_ids))
+    return self.read_out(state)
+
+  def embed(
+    self, tokens_BxT: jax.Array, positions_BxT: jax.Array
+  ) -> tuple[DepthState, jax.Array]:
+    """What the first layer is given: the state, and angles_BxTxP."""
+    config = self.config
+    angles_BxTxP = rotary_angles(positions_BxT, config)
     # Rows are looked up whole: width is gathered first, as for any kernel.
     embedding_VxD = constrain(
       self.embedding.astype(config.dtype), "vocab", "features"
@@ -222,8 +237,10 @@ class TransformerLM(nn.Module):
     embedded_BxTxD = constrain(
       embedding_VxD[tokens_BxT], "batch", "sequence", "features"
     )
-    state = DepthState.create(embedded_BxTxD, self.schedule)
-    state = self._run_layers(state, (angles_BxTxP, segment_ids))
+    return DepthState.create(embedded_BxTxD, self.schedule), angles_BxTxP
+
+  def read_out(self, state: DepthState) -> jax.Array:
+    """The input of the output head, hidden_BxTxD, after the last layer."""
     final_BxTxD = state.stream_BxTxD
     if self.schedule.final is not None:
       final_BxTxD = self.final_router(state, self.schedule.final)[0]
@@ -248,7 +265,7 @@ class TransformerLM(nn.Module):
     def apply(params, state, steps, reads, consts):
       return layer.apply(
         {"params": params}, state, steps, reads, *consts, method="sublayers"
-      )
+      )[0]
 
     return depth_scan(
       ScannedLayer(

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
   compile_kernels,
   depth_attention,
+  generation,
   import_speed,
   kernel_parity,
   memory,
@@ -118,6 +119,23 @@ def test_depth_attention_says_what_must_be_moved(tmp_path):
   assert forward["seconds"] is None  # On a CPU.
 
 
+def test_generation(tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "generation",
+    *("--num-layers", 4, "--vocab-size", 512, "--transformers", "False"),
+    *("--rounds", 2, "--tokens", 3, "--prompt-length", 32, "--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  standard, delta_block = json.loads(file.read_text())
+  assert standard["name"] == "standard"
+  assert standard["decode_ratio"] == standard["prefill_ratio"] == 1
+  assert delta_block["decode"] > 0
+  # With zero queries it is the standard model.
+  assert delta_block["same_tokens"] == 1
+  assert f"{delta_block['decode']:.1f}" in done.stdout
+
+
 def test_import_speed(tmp_path):
   file = tmp_path / "rows.json"
   done = run(
@@ -185,6 +203,7 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
     (variant_steps, ("--variants", "dleta"), "did you mean 'delta'"),
     (variant_steps, ("--implementation", "triton"), "unknown implementation"),
     (memory, ("--json", "no/such/dir/f"), "there is no directory"),
+    (generation, ("--tokens", 1), "--tokens is 1; give at least 2"),
     (import_speed, ("--presets", "smolm2-135m"), "mean 'smollm2-135m'"),
     (
       depth_attention,
@@ -195,7 +214,7 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
 )
 def test_what_is_wrong(benchmark, options, message):
   with pytest.raises(ConfigError, match=message):
-    benchmark.command(list(options))
+    benchmark.command(list(map(str, options)))
 
 
 def test_an_error_is_one_message():

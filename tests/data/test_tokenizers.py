@@ -50,6 +50,24 @@ def test_ids_outside_the_vocabulary_raise(bad):
     TOKENIZER.decode([65, bad])
 
 
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=300))
+def test_a_stream_of_any_ids_is_their_text(ids):
+  streamed = tokenizers.TextStream(TOKENIZER)
+  pieces = [streamed.push(i) for i in ids]
+  assert "".join(pieces) + streamed.end() == TOKENIZER.decode(ids)
+
+
+def test_a_stream_shows_characters_when_they_are_whole():
+  streamed = tokenizers.TextStream(TOKENIZER)
+  pieces = [streamed.push(int(i)) for i in TOKENIZER.encode("a€é" * 100)]
+  assert pieces == ["a", "", "", "€", "", "é"] * 100
+  assert streamed.end() == ""
+  # What can never become a character is not held back for ever.
+  pieces = [streamed.push(0x80) for _ in range(10)]
+  assert "".join(pieces) == "\ufffd" * 7
+  assert streamed.end() == "\ufffd" * 3
+
+
 def test_unknown_tokenizer_names_the_nearest():
   with pytest.raises(ConfigError, match="'byte'; did you mean 'bytes'"):
     tokenizers.get_tokenizer("byte")

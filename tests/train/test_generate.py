@@ -1,0 +1,208 @@
+"""The command as a user runs it, and how it cuts texts."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from deltajax.config import ConfigError
+from deltajax.data.tokenizers import ByteTokenizer
+from deltajax.training.loop import train
+from tests.helpers import initial_params, tiny_config
+from tests.training import test_loop
+from train.generate import (
+  command,
+  Continuation,
+  continue_texts,
+  encode_prompts,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+BYTES = ByteTokenizer()
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "train.generate", *map(str, arguments)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    encoding="utf-8",
+    check=False,
+  )
+
+
+def pieces(text, *, stop=(), most=1000):
+  """What a continuation shows for each byte of a text."""
+  row = Continuation(BYTES, stop, most)
+  ids = [*BYTES.encode(text).tolist(), BYTES.eos_id, 65, 65]
+  return [row.push(i) for i in ids], row.done
+
+
+def test_a_text_is_shown_as_it_comes_and_ends_with_the_document():
+  assert pieces("ab€c") == (["a", "b", "", "", "€", "c", "", "", ""], True)
+
+
+@pytest.mark.parametrize(
+  ("stop", "shown"),
+  [
+    (("\n\n",), "one\ntwo"),
+    (("two", "one"), ""),
+    (("x", "\nt"), "one"),
+    (("never", "\n\n\n"), "one\ntwo\n\nthree"),
+    (("three",), "one\ntwo\n\n"),
+  ],
+)
+def test_stop_texts_are_not_shown(stop, shown):
+  found, done = pieces("one\ntwo\n\nthree", stop=stop)
+  assert "".join(found) == shown
+  assert done
+
+
+def test_the_beginning_of_a_stop_text_waits():
+  found, _ = pieces("a\nb\n\n", stop=("\n\n",))
+  assert found[:5] == ["a", "", "\nb", "", ""]
+
+
+def test_a_text_ends_after_so_many_tokens():
+  found, done = pieces("hello", most=3)
+  assert "".join(found) == "hel"
+  assert done
+  # Half a character is shown for what it is, when nothing follows.
+  assert "".join(pieces("a€", most=2)[0]) == "a\ufffd"
+
+
+def test_rows_end_on_their_own():
+  rows = [Continuation(BYTES, (), n) for n in (2, 4)]
+  steps = (np.array([65, 66]) for _ in range(100))
+  news = list(continue_texts(steps, rows))
+  assert ["".join(x) for x in zip(*news, strict=True)] == ["AA", "BBBB"]
+  assert len(news) == 4
+
+
+@pytest.mark.parametrize(
+  ("prompts", "vocab_size", "context", "message"),
+  [
+    (["a", ""], 259, None, "prompt 2 is empty"),
+    (["abcd"], 259, 4, "prompt 1 has 4 tokens; the model sees 4, .* have 3"),
+    (["a"], 100, None, "the tokenizer has 259 ids, the model 100"),
+  ],
+)
+def test_bad_prompts(prompts, vocab_size, context, message):
+  with pytest.raises(ConfigError, match=message):
+    encode_prompts(BYTES, prompts, vocab_size, context)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+  """A run of a few updates, with more ids than its tokenizer has."""
+  workdir = tmp_path_factory.mktemp("trained") / "run"
+  config = test_loop.tiny_config(
+    corpus,
+    model={"vocab_size": 384},
+    optimizer={"warmup_steps": 1},
+    steps=2,
+    checkpoint_every=2,
+    eval_every=2,
+  )
+  train(config, workdir, test_loop.quiet)
+  return workdir
+
+
+def test_a_run_continues_texts(trained, tmp_path):
+  prompt = tmp_path / "prompt.txt"
+  prompt.write_text("import é\n")
+  arguments = (
+    *(trained, "--prompt", "def ", "--prompt-file", prompt),
+    *("--max-new-tokens", 12, "--temperature", 1, "--top-k", 50),
+  )
+  first, again = run(*arguments), run(*arguments)
+  assert first.returncode == 0, first.stderr
+  assert first.stdout == again.stdout
+  one, two = first.stdout.split("\n---\n")
+  assert one.startswith("def ")
+  assert two.startswith("import é\n")
+  assert len(one) > 4
+  other = run(*arguments, "--seed", 1)
+  assert other.stdout != first.stdout
+
+
+def test_a_text_ends_where_the_context_does(trained):
+  done = run(trained, "--prompt", "x" * 30, "--temperature", 0)
+  assert done.returncode == 0, done.stderr
+  assert len(done.stdout.rstrip("\n")) <= 32  # data.sequence_length
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory):
+  """A model directory with a tokenizer of its own."""
+  from deltajax.checkpoints.huggingface import save_pretrained
+  from tests.data import test_tokenizer_file
+
+  path = tmp_path_factory.mktemp("model") / "model"
+  described = test_tokenizer_file.train("bytes")
+  vocab_size = len(described["model"]["vocab"])
+  config = tiny_config(
+    "standard", vocab_size=vocab_size, dtype="float32", param_dtype="float32"
+  )
+  save_pretrained(path, config, initial_params(config))
+  (path / "tokenizer.json").write_text(json.dumps(described))
+  named = json.dumps({"eos_token": "<|end|>"})
+  (path / "tokenizer_config.json").write_text(named)
+  values = json.loads((path / "config.json").read_text())
+  values["max_position_embeddings"] = 20
+  (path / "config.json").write_text(json.dumps(values))
+  return path
+
+
+def test_a_model_directory_continues_texts(model_directory):
+  done = run(model_directory, "--prompt", "hello ", "--max-new-tokens", 8)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("hello ")
+  assert len(done.stdout) > len("hello \n")
+  long = run(model_directory, "--prompt", "hello " * 30)
+  assert long.returncode == 2
+  assert "the model sees 20" in long.stderr
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ((), "there is no prompt; give --prompt or --prompt-file"),
+    (("--prompt", ""), "prompt 1 is empty"),
+    (("--prompt-file", "no/such/file"), "--prompt-file no/such/file: "),
+    (("--prompt", "a", "--top-p", "2"), "top_p is 2.0"),
+    (("--prompt", "a", "--stop", ""), "--stop is empty"),
+    (("--prompt", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+    (("--prompt", "a", "--dtype", "float31"), "unknown model.dtype 'float31'"),
+    (("--prompt", "a", "--tokenizer", "byte"), "did you mean 'bytes'"),
+    (("--prompt", "a" * 40), "prompt 1 has 40 tokens; the model sees 32"),
+  ],
+)
+def test_options_that_cannot_be_used(trained, options, message, capsys):
+  with pytest.raises(ConfigError, match=message):
+    command([str(trained), *options])
+  assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("path", "message"),
+  [
+    ("no/such/run", "there is no directory no/such/run"),
+    ("configs", "configs is neither a model directory"),
+  ],
+)
+def test_sources_that_are_none(path, message):
+  with pytest.raises(ConfigError, match=message):
+    command([path, "--prompt", "a"])
+
+
+def test_user_errors_are_one_message():
+  done = run("configs", "--prompt", "a")
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: configs is neither a model directory")
+  assert "Traceback" not in done.stderr
+  assert not done.stdout

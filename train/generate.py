@@ -1,0 +1,262 @@
+"""Continues texts with a trained model.
+
+    python -m train.generate runs/quickstart --prompt "def "
+    python -m train.generate DIR --prompt "The capital of France is" \\
+        --temperature 0
+
+Text is printed as it comes; with several prompts the first, and the others when
+all have ended. A run names its tokenizer; a model directory holds a
+tokenizer.json.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+
+from deltajax.config import ConfigError
+from deltajax.data.tokenizers import get_tokenizer, TextStream, Tokenizer
+from deltajax.models.generation import Generator, Sampling
+from deltajax.models.transformer import TransformerLM
+from train.cli import main
+
+Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+SEPARATOR = "\n---"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Continues texts with a trained model.
+
+  Attributes:
+    source: a run, one of its checkpoints, or a model directory.
+    prompt: a text to be continued; may be given more than once.
+    prompt_file: a file that holds one more prompt.
+    max_new_tokens: tokens that are added at most. A text ends where the context
+      that the model was trained with is full.
+    temperature: divides the logits; 0 takes the most likely token.
+    top_k: draw from the k most likely tokens.
+    top_p: draw from the fewest tokens that have this probability together.
+    seed: of what is drawn.
+    stop: a text at which to stop, itself not printed; may be given more than
+      once. Tokens that end a text always stop it.
+    tokenizer: `bytes`, or the path of a tokenizer.json; None: the source's own.
+    dtype: of activations and matrix products; None: float32 on a CPU, and
+      elsewhere the model's.
+  """
+
+  source: tyro.conf.Positional[
+    Annotated[pathlib.Path, tyro.conf.arg(metavar="RUN_OR_DIR")]
+  ]
+  prompt: Texts = ()
+  prompt_file: pathlib.Path | None = None
+  max_new_tokens: int = 200
+  temperature: float = 0.7
+  top_k: int | None = None
+  top_p: float | None = None
+  seed: int = 0
+  stop: Texts = ()
+  tokenizer: str | None = None
+  dtype: str | None = None
+
+  def prompts(self) -> list[str]:
+    """All prompts.
+
+    Raises:
+      ConfigError: if there is none, or the file cannot be read.
+    """
+    found = list(self.prompt)
+    if self.prompt_file is not None:
+      try:
+        found.append(self.prompt_file.read_text(encoding="utf-8"))
+      except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+          f"--prompt-file {self.prompt_file}: {error}."
+        ) from None
+    if not found:
+      raise ConfigError("there is no prompt; give --prompt or --prompt-file.")
+    if "" in self.stop:
+      raise ConfigError("--stop is empty; every text would end at once.")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A model whose parameters are not loaded yet.
+
+  Attributes:
+    model: what it is; `config()` and `load()`.
+    tokenizer: the name or path of its tokenizer.
+    context: tokens that the model was trained to see; None if nothing says.
+  """
+
+  model: Any
+  tokenizer: str
+  context: int | None
+
+
+def find_source(path: pathlib.Path) -> Source:
+  """Finds a run, a checkpoint or a model directory.
+
+  Raises:
+    ConfigError: if there is none.
+  """
+  from deltajax.training.load import find_model, RunCheckpoint
+
+  model = find_model(path)
+  if isinstance(model, RunCheckpoint):
+    data = model.run.load_config().data
+    return Source(model, data.tokenizer, data.sequence_length)
+  values = json.loads((model.path / "config.json").read_text())
+  context = values.get("max_position_embeddings")
+  return Source(model, f"{model.path.absolute()}/", context)
+
+
+def encode_prompts(
+  tokenizer: Tokenizer,
+  prompts: Sequence[str],
+  vocab_size: int,
+  context: int | None,
+) -> list[np.ndarray]:
+  """Ids of the prompts.
+
+  Raises:
+    ConfigError: if the tokenizer is larger than the model's vocabulary, or a
+      prompt is empty or leaves no room in the context.
+  """
+  if tokenizer.vocab_size > vocab_size:
+    raise ConfigError(
+      f"the tokenizer has {tokenizer.vocab_size} ids, the model {vocab_size};"
+      " it belongs to another model."
+    )
+  rows = [tokenizer.encode_prompt(text) for text in prompts]
+  for i, row in enumerate(rows, 1):
+    if not len(row):
+      raise ConfigError(
+        f"prompt {i} is empty; it must have at least one token."
+      )
+    if context is not None and len(row) >= context:
+      raise ConfigError(
+        f"prompt {i} has {len(row)} tokens; the model sees {context}, so that a"
+        f" prompt can have {context - 1}."
+      )
+  return rows
+
+
+class Continuation:
+  """The new text of one prompt.
+
+  Attributes:
+    done: whether it has ended.
+  """
+
+  def __init__(
+    self, tokenizer: Tokenizer, stop: Sequence[str], max_tokens: int
+  ):
+    """Starts with no text.
+
+    Args:
+      tokenizer: of the model.
+      stop: texts that end it.
+      max_tokens: after which it ends.
+    """
+    self._stream = TextStream(tokenizer)
+    self._stop_ids = frozenset(tokenizer.stop_ids)
+    self._stop = stop
+    self._left = max_tokens
+    self._held = ""
+    self.done = False
+
+  def push(self, token_id: int) -> str:
+    """Takes a token; returns the text that is sure to stay."""
+    if self.done:
+      return ""
+    self._left -= 1
+    ends = token_id in self._stop_ids or not self._left
+    if token_id not in self._stop_ids:
+      self._held += self._stream.push(token_id)
+    if ends:
+      self._held += self._stream.end()
+    found = [self._held.find(text) for text in self._stop]
+    first = min((i for i in found if i >= 0), default=None)
+    self.done = ends or first is not None
+    size = first
+    if first is None:
+      size = len(self._held) - (0 if self.done else self._begun())
+    shown, self._held = self._held[:size], self._held[size:]
+    return shown
+
+  def _begun(self) -> int:
+    """Characters at the end that may be the beginning of a stop text."""
+    return max(
+      (
+        size
+        for text in self._stop
+        for size in range(1, len(text))
+        if self._held.endswith(text[:size])
+      ),
+      default=0,
+    )
+
+
+def continue_texts(
+  steps: Iterator[Any], continuations: Sequence[Continuation]
+) -> Iterator[list[str]]:
+  """Yields what each text gains with each token, until all have ended."""
+  for token_B in steps:
+    pairs = zip(continuations, np.asarray(token_B).tolist(), strict=True)
+    yield [row.push(token_id) for row, token_id in pairs]
+    if all(row.done for row in continuations):
+      return
+
+
+def command(arguments: list[str]) -> None:
+  """Prints prompts and how they go on."""
+  options = tyro.cli(Options, prog="python -m train.generate", args=arguments)
+  prompts = options.prompts()
+  sampling = Sampling(
+    temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
+  )
+  source = find_source(options.source)
+  config = source.model.config()
+  dtype = options.dtype
+  if dtype is None and jax.default_backend() == "cpu":
+    dtype = "float32"
+  if dtype is not None:
+    config = dataclasses.replace(config, dtype=dtype)
+  tokenizer = get_tokenizer(options.tokenizer or source.tokenizer)
+  rows = encode_prompts(tokenizer, prompts, config.vocab_size, source.context)
+  room = [
+    min(options.max_new_tokens, (source.context or sys.maxsize) - len(row))
+    for row in rows
+  ]
+  generator = Generator(TransformerLM(config), source.model.load().params)
+  steps = generator.steps(
+    rows,
+    max_new_tokens=max(room),
+    sampling=dataclasses.replace(sampling, vocab_size=tokenizer.vocab_size),
+    key=jax.random.key(options.seed),
+    stop_tokens=tokenizer.stop_ids,
+  )
+  continuations = [Continuation(tokenizer, options.stop, n) for n in room]
+  print_texts(prompts, continue_texts(steps, continuations))
+
+
+def print_texts(prompts: Sequence[str], news: Iterator[list[str]]) -> None:
+  """Prints texts in order, the first of them as it comes."""
+  print(prompts[0], end="", flush=True)
+  others = list(prompts[1:])
+  for first, *rest in news:
+    print(first, end="", flush=True)
+    others = [old + new for old, new in zip(others, rest, strict=True)]
+  print("".join(f"{SEPARATOR}\n{text}" for text in others))
+
+
+if __name__ == "__main__":
+  main(command)
