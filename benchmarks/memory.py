@@ -82,7 +82,7 @@ class Options:
   dtype: str | None = None
   remat: str | None = None
   scan: str = "append_only"
-  read_group: int | None = None
+  read_group: int = 1
   json: pathlib.Path | None = None
 
 

@@ -10,7 +10,7 @@ import typing
 from typing import Any, TypeVar
 
 from deltajax.routing.depth_attention import READERS
-from deltajax.routing.schedule import build_schedule, layers_per_read
+from deltajax.routing.schedule import build_schedule, check_group
 from deltajax.routing.validation import (
   check_name,
   ConfigError as ConfigError,
@@ -108,8 +108,8 @@ class ModelConfig:
     scan: `append_only` keeps one copy of the depth memory for the gradient;
       `plain` keeps one for each layer, with the same values and gradients.
     read_group: layers that read the depth memory in one pass; divides
-      num_layers, and is 1 unless every sublayer leaves a source. None for what
-      moves the fewest bytes. The plain scan reads layer by layer.
+      num_layers, and is 1 unless every sublayer leaves a source. More move
+      fewer bytes and need more memory. The plain scan reads layer by layer.
     init_std: standard deviation of kernels and embedding at initialisation.
     depth_attention: implementation of the depth attention, which serves every
       call or raises; None for the first that supports the case on the
@@ -138,7 +138,7 @@ class ModelConfig:
   param_dtype: str = "float32"
   remat: str = "none"
   scan: str = "append_only"
-  read_group: int | None = None
+  read_group: int = 1
   init_std: float = 0.02
   depth_attention: str | None = None
   attention: str | None = None
@@ -171,12 +171,7 @@ class ModelConfig:
       )
     self.routing.check_width(self.width)
     build_schedule(self.routing, self.num_layers)
-    _ = self.layers_per_read
-
-  @property
-  def layers_per_read(self) -> int:
-    """`read_group`, chosen if it is None."""
-    return layers_per_read(self.routing, self.num_layers, self.read_group)
+    check_group(self.routing, self.num_layers, self.read_group)
 
 
 @typed_config

@@ -280,7 +280,7 @@ class TransformerLM(nn.Module):
       self.schedule,
       consts,
       remat=config.remat,
-      group=config.layers_per_read,
+      group=config.read_group,
     )
 
   def _matrix(self, name: str, axes: tuple[str, str]) -> jax.Array:

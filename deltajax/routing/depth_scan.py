@@ -127,7 +127,7 @@ def depth_scan(
     schedule: of the model.
     consts: what every layer is given besides: arrays without a gradient.
     remat: a name of `REMAT_POLICIES`.
-    group: layers that read in one pass; see `schedule.layers_per_read`.
+    group: layers that read in one pass; see `schedule.check_group`.
   """
   plan = _Plan(
     layer=layer,

@@ -166,39 +166,25 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   )
 
 
-def layers_per_read(
-  routing: RoutingConfig, num_layers: int, asked: int | None = None
-) -> int:
-  """How many layers read the memory in one pass.
+def check_group(routing: RoutingConfig, num_layers: int, group: int) -> None:
+  """Raises ConfigError unless so many layers can read in one pass.
 
   Args:
     routing: the variant.
     num_layers: L.
-    asked: what a user wants; None for what moves the fewest bytes.
-
-  Raises:
-    ConfigError: if `asked` does not divide num_layers, or is more than 1 for a
-      variant whose sublayers do not each leave a source.
+    group: layers; more than 1 for variants whose sublayers each leave a source.
   """
-  grouped = routing.row.attention_appends != "nothing"
   divisors = [g for g in range(1, num_layers + 1) if num_layers % g == 0]
-  if asked is None and not grouped:
-    return 1
-  if asked is None:
-    # Sources of a mean read: its share of the pass over half the memory, and
-    # the recent ones, which are loaded for their logits and for their mix.
-    return min(divisors, key=lambda g: num_layers / (2 * g) + 2 * g)
-  if asked not in divisors:
+  if group not in divisors:
     raise ConfigError(
-      f"read_group is {asked}; it must divide num_layers {num_layers}: one of"
+      f"read_group is {group}; it must divide num_layers {num_layers}: one of"
       f" {', '.join(map(str, divisors))}."
     )
-  if asked > 1 and not grouped:
+  if group > 1 and routing.row.attention_appends == "nothing":
     raise ConfigError(
-      f"read_group is {asked}; {routing.variant!r} reads few sources, and only"
+      f"read_group is {group}; {routing.variant!r} reads few sources, and only"
       " variants with a source for every sublayer read in groups: use 1."
     )
-  return asked
 
 
 @dataclasses.dataclass(frozen=True)

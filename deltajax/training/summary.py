@@ -47,7 +47,7 @@ def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
     return Choice("nothing is read", {})
   reads = row.roles.num_reads + row.single_role.num_reads
   if model.scan != "plain":
-    reads *= model.layers_per_read
+    reads *= model.read_group
   micro_batch = training.batch_size // training.accumulation
   with use_sharding(sharding):
     case = case_of(
@@ -96,7 +96,7 @@ def summary(
     f" {count_parameters(params)}",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
-    f"depth     {depth}{_together(model.layers_per_read)}",
+    f"depth     {depth}{_together(model.read_group)}",
     f"data      {config.data.dataset}: {train.info.num_tokens:,} tokens in"
     f" {train.info.num_documents:,} documents",
     f"training  {training.steps} updates of {training.batch_size} x"

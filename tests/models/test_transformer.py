@@ -358,9 +358,7 @@ def test_remat_changes_nothing(variant):
 def test_the_program_does_not_grow_with_depth(variant):
   sizes = []
   for layers in (4, 24):
-    config = tiny_config(
-      variant, num_layers=layers, num_blocks=4, read_group=1, **FLOAT32
-    )
+    config = tiny_config(variant, num_layers=layers, num_blocks=4, **FLOAT32)
     model, tokens = TransformerLM(config), random_tokens(config)
 
     def loss(params, model=model, tokens=tokens):

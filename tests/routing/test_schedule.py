@@ -13,7 +13,7 @@ from deltajax.routing import (
   RoutingConfig,
   VARIANTS,
 )
-from deltajax.routing.schedule import layers_per_read
+from deltajax.routing.schedule import check_group
 from tests.routing import oracle
 
 # Six layers in three blocks: sublayers 0-3, 4-7 and 8-11. A row is a sublayer,
@@ -313,33 +313,24 @@ def test_groups_store_what_came_before_them(drawn, group):
 
 
 @pytest.mark.parametrize(
-  ("variant", "layers", "asked", "expected"),
-  [
-    ("delta", 36, None, 3),
-    ("attnres_full", 12, None, 2),
-    ("rd_delta", 7, None, 1),  # 7 is too many, and nothing lies between.
-    ("delta_block", 36, None, 1),
-    ("standard", 36, None, 1),
-    ("delta", 36, 36, 36),
-    ("delta_block", 36, 1, 1),
-  ],
+  ("variant", "group"),
+  [("delta", 3), ("attnres_full", 6), ("delta_block", 1), ("standard", 1)],
 )
-def test_layers_that_read_together(variant, layers, asked, expected):
-  routing = RoutingConfig(variant=variant)
-  assert layers_per_read(routing, layers, asked) == expected
+def test_groups_that_can_be(variant, group):
+  check_group(RoutingConfig(variant=variant), 6, group)
 
 
 @pytest.mark.parametrize(
-  ("variant", "asked", "message"),
+  ("variant", "group", "message"),
   [
     ("delta", 4, "read_group is 4; .* num_layers 6: one of 1, 2, 3, 6"),
     ("delta", 0, "read_group is 0"),
     ("delta_block", 2, "read_group is 2; 'delta_block' reads few sources"),
   ],
 )
-def test_groups_that_cannot_be(variant, asked, message):
+def test_groups_that_cannot_be(variant, group, message):
   with pytest.raises(ConfigError, match=message):
-    layers_per_read(RoutingConfig(variant=variant), 6, asked)
+    check_group(RoutingConfig(variant=variant), 6, group)
 
 
 @given(schedules())
