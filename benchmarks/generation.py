@@ -29,6 +29,7 @@ import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from deltajax.checkpoints.huggingface import save_pretrained
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
 from deltajax.models.generation import Generator, Sampling
 from deltajax.models.presets import presets
@@ -133,8 +134,6 @@ def our_steps(config: ModelConfig, params: Any) -> Steps:
 def transformers_steps(config: ModelConfig, params: Any) -> Steps:
   import torch
   import transformers
-
-  from deltajax.checkpoints.huggingface import save_pretrained
 
   with tempfile.TemporaryDirectory() as directory:
     save_pretrained(directory, config, params)

@@ -24,6 +24,11 @@ from deltajax.config import ConfigError
 from deltajax.data.tokenizers import get_tokenizer, TextStream, Tokenizer
 from deltajax.models.generation import Generator, Sampling
 from deltajax.models.transformer import TransformerLM
+from deltajax.training.load import (
+  find_model,
+  ModelDirectory,
+  RunCheckpoint,
+)
 from train.cli import main
 
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
@@ -91,12 +96,12 @@ class Source:
   """A model whose parameters are not loaded yet.
 
   Attributes:
-    model: what it is; `config()` and `load()`.
+    model: where it is.
     tokenizer: the name or path of its tokenizer.
     context: tokens that the model was trained to see; None if nothing says.
   """
 
-  model: Any
+  model: ModelDirectory | RunCheckpoint
   tokenizer: str
   context: int | None
 
@@ -107,8 +112,6 @@ def find_source(path: pathlib.Path) -> Source:
   Raises:
     ConfigError: if there is none.
   """
-  from deltajax.training.load import find_model, RunCheckpoint
-
   model = find_model(path)
   if isinstance(model, RunCheckpoint):
     data = model.run.load_config().data

@@ -152,6 +152,8 @@ def test_ids_that_the_model_files_name(directory, tmp_path):
   (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
   found = tokenizers.get_tokenizer(str(tmp_path))
   assert found.stop_ids == (2, 1)
+  other = tokenizers.get_tokenizer(str(directory))
+  assert found.fingerprint != other.fingerprint  # Documents end in other ids.
   assert (found.bos_id, found.eos_id, found.pad_id) == (2, 2, 2)
 
 

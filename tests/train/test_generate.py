@@ -8,9 +8,11 @@ import sys
 import numpy as np
 import pytest
 
+from deltajax.checkpoints.huggingface import save_pretrained
 from deltajax.config import ConfigError
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.loop import train
+from tests.data import test_tokenizer_file
 from tests.helpers import initial_params, tiny_config
 from tests.training import test_loop
 from train.generate import (
@@ -139,9 +141,6 @@ def test_a_text_ends_where_the_context_does(trained):
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory):
   """A model directory with a tokenizer of its own."""
-  from deltajax.checkpoints.huggingface import save_pretrained
-  from tests.data import test_tokenizer_file
-
   path = tmp_path_factory.mktemp("model") / "model"
   described = test_tokenizer_file.train("bytes")
   vocab_size = len(described["model"]["vocab"])
