@@ -8,6 +8,7 @@ import pytest
 
 from deltajax.config import ConfigError, MeshConfig
 from deltajax.training.mesh import axis_sizes, check_fit, make_mesh
+from tests.helpers import QUICK_FLAGS
 from tests.training.mesh_program import KERNELS, MESHES, run_config, VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -19,7 +20,7 @@ def test_every_mesh_of_8_devices_equals_one_device(variant):
   done = subprocess.run(
     [sys.executable, "-m", "tests.training.mesh_program", variant],
     cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": flags},
+    env=os.environ | {"XLA_FLAGS": f"{flags} {QUICK_FLAGS}"},
     capture_output=True,
     text=True,
     check=False,
