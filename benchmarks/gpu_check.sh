@@ -85,7 +85,7 @@ else
   # Tiny products need no tuning.
   XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0" \
     part steps 110 variant_steps --implementation pallas_triton
-  part tokens 150 step_time --preset qwen3-0.6b --variants delta_block delta \
+  part tokens 140 step_time --preset qwen3-0.6b --variants delta_block delta \
     --dtype bfloat16 --remat full --batch-size "${BATCH:-4}" \
     --sequence-length 2048 --rounds 6
 fi
