@@ -59,9 +59,8 @@ def run_hosts(count, devices, *, fails=False, **options):
 
 def test_two_processes_train_as_one_and_resume_each_other(corpus, tmp_path):
   one, two = tmp_path / "one", tmp_path / "two"
-  (alone,) = run_hosts(1, 4, corpus=corpus, workdir=one, stop_after=20)
-  assert "encoded 60 texts" in alone
-  # Parameters are split over both hosts.
+  run_hosts(1, 4, corpus=corpus, workdir=one, stop_after=20)
+  # Parameters are split over both hosts; nobody has packed this corpus yet.
   both = {
     "corpus": shutil.copytree(corpus, tmp_path / "a/b/c"),
     "workdir": two,
