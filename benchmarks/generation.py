@@ -57,7 +57,8 @@ class Options:
     prompt_length: P, of the prefill that is timed.
     decode_from: tokens before the first that is decoded.
     tokens: decoded in a turn, the first of which is not counted.
-    rounds: turns of each candidate.
+    rounds: turns of each candidate at decoding.
+    prefill_rounds: turns of each candidate at prefill.
     transformers: whether it runs too; None: where it is installed.
     json: also write the rows to this file.
   """
@@ -70,8 +71,9 @@ class Options:
   batch_size: int = 1
   prompt_length: int = 512
   decode_from: int = 16
-  tokens: int = 17
-  rounds: int = 8
+  tokens: int = 5
+  rounds: int = 30
+  prefill_rounds: int = 8
   transformers: bool | None = None
   json: pathlib.Path | None = None
 
@@ -84,6 +86,7 @@ class Row:
     name: a variant, or `transformers`.
     prefill: tokens of prompts per second, up to the first new token.
     prefill_ratio: median over rounds.
+    prefill_best: in the best round.
     decode: median over rounds.
     decode_ratio: median over rounds.
     decode_best: in the best round.
@@ -94,6 +97,7 @@ class Row:
   name: str
   prefill: float
   prefill_ratio: float
+  prefill_best: float
   decode: float
   decode_ratio: float
   decode_best: float
@@ -179,7 +183,7 @@ def measure(options: Options, candidates: dict[str, Steps]) -> list[Row]:
     running[name] = steps(beginnings, tokens)
     decoded[name] = timed(running[name], 2)[1]
     compiling[name] = time.perf_counter() - begin
-  for _ in range(options.rounds):
+  for _ in range(options.prefill_rounds):
     for name, steps in candidates.items():
       next(steps(beginnings, 1))
       prefill[name].append(timed(steps(prompts, 1), 1)[0])
@@ -200,6 +204,7 @@ def measure(options: Options, candidates: dict[str, Steps]) -> list[Row]:
       name=name,
       prefill=prompts.size / statistics.median(prefill[name]),
       prefill_ratio=ratio(prefill, name),
+      prefill_best=prompts.size / min(prefill[name]),
       decode=size / statistics.median(decode[name]),
       decode_ratio=ratio(decode, name),
       decode_best=size / min(decode[name]),
@@ -235,13 +240,14 @@ def command(arguments: list[str]) -> None:
   print(options)
   rows = measure(options, candidates)
   print(
-    f"{'':<24}{'prefill tok/s':>14}{'ratio':>8}{'decode tok/s':>14}{'ratio':>8}"
-    f"{'best':>8}{'compile s':>11}{'same tokens':>13}"
+    f"{'tokens/s':<22}{'prefill':>9}{'ratio':>7}{'best':>8}"
+    f"{'decode':>9}{'ratio':>7}{'best':>8}{'compile s':>11}{'same tokens':>13}"
   )
   for row in rows:
     print(
-      f"{row.name:<24}{row.prefill:>14.1f}{row.prefill_ratio:>8.3f}"
-      f"{row.decode:>14.1f}{row.decode_ratio:>8.3f}{row.decode_best:>8.1f}"
+      f"{row.name:<22}"
+      f"{row.prefill:>9.1f}{row.prefill_ratio:>7.3f}{row.prefill_best:>8.1f}"
+      f"{row.decode:>9.1f}{row.decode_ratio:>7.3f}{row.decode_best:>8.1f}"
       f"{row.compile_seconds:>11.1f}{row.same_tokens:>13.2f}"
     )
   write_json_file(options.json, [dataclasses.asdict(row) for row in rows])

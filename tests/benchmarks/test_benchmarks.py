@@ -124,7 +124,8 @@ def test_generation(tmp_path):
   done = run(
     "generation",
     *("--num-layers", 4, "--vocab-size", 512, "--transformers", "False"),
-    *("--rounds", 2, "--tokens", 3, "--prompt-length", 32, "--json", file),
+    *("--rounds", 2, "--prefill-rounds", 1, "--prompt-length", 32),
+    *("--json", file),
   )
   assert done.returncode == 0, done.stderr
   standard, delta_block = json.loads(file.read_text())
