@@ -8,9 +8,12 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from deltajax.checkpoints.names import is_routing
 from deltajax.config import ModelConfig, RoutingConfig
-from deltajax.models.transformer import partitionable, TransformerLM
+from deltajax.models.transformer import (
+  is_routing,
+  partitionable,
+  TransformerLM,
+)
 
 PROBE_SHAPE = (2, 16)
 UNFUSED = {"xla_backend_optimization_level": 0}

@@ -28,7 +28,6 @@ from deltajax.checkpoints.directory import (
   replaced_directory,
 )
 from deltajax.checkpoints.names import (
-  is_routing,
   parameter_shapes,
   Path,
   Place,
@@ -41,17 +40,18 @@ from deltajax.checkpoints.tensor_files import (
   write_tensors,
 )
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
-from deltajax.models.transformer import TransformerLM
+from deltajax.data import tokenizer_file
+from deltajax.models.transformer import is_routing, TransformerLM
 from deltajax.routing.validation import check_name
 
 LAYOUTS = ("huggingface", "deltajax")
 PARAM_DTYPES = ("float32", "bfloat16")
 SHARD_BYTES = 5 * 10**9
-TOKENIZER = "tokenizer.json"
 COMPANIONS = (
-  *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
-  *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
-  *("chat_template.jinja", "generation_config.json"),
+  *(tokenizer_file.FILE_NAME, "tokenizer_config.json"),
+  *("special_tokens_map.json", "added_tokens.json", "vocab.json"),
+  *("merges.txt", "tokenizer.model", "chat_template.jinja"),
+  "generation_config.json",
 )
 # What old versions of transformers stored beside the parameters.
 _BUFFER = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -283,7 +283,7 @@ def check_tensors(
 
 def check_tokenizer(directory: pathlib.Path, config: ModelConfig) -> None:
   """Raises ConfigError if a tokenizer has ids that the model has not."""
-  path = directory / TOKENIZER
+  path = directory / tokenizer_file.FILE_NAME
   if not path.is_file():
     return
   try:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.config import ModelConfig
-from deltajax.models.transformer import TransformerLM
+from deltajax.models.transformer import is_routing, TransformerLM
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -156,11 +156,6 @@ def tensor_places(config: ModelConfig) -> dict[str, Place]:
       external = name.external.format(layer=layer)
       places[external] = Place(path, layer, leaf.shape[1:], name.inputs)
   return places
-
-
-def is_routing(path: Path) -> bool:
-  """Whether a parameter belongs to routing over depth, not to the base."""
-  return any(part.endswith("_router") for part in path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from deltajax.data.packing import (
   PackedSequences,
   Packer,
   PackingInfo,
+  token_dtype,
 )
 from deltajax.data.tokenizers import Tokenizer
 from deltajax.routing.validation import ConfigError
@@ -100,7 +101,6 @@ def write_packed(
   Raises:
     ConfigError: documents that cannot be packed.
   """
-  dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
   info: dict[str, Any] = {}
   with storage.quiet():
     writer = tfds.core.SequentialWriter(
@@ -114,7 +114,7 @@ def write_packed(
         description=__doc__,
         features=tfds.features.FeaturesDict(
           {
-            "tokens": _integers(dtype),
+            "tokens": _integers(token_dtype(tokenizer)),
             "starts": _integers(np.dtype(np.int32)),
           }
         ),

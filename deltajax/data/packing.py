@@ -57,6 +57,11 @@ class PackingInfo:
     return -(-self.num_tokens // (self.sequence_length + 1))
 
 
+def token_dtype(tokenizer: Tokenizer) -> np.dtype:
+  """The smallest unsigned type that holds every id."""
+  return np.min_scalar_type(tokenizer.vocab_size - 1)
+
+
 class Packer:
   """Makes rows of documents that come one by one; holds less than a row."""
 
@@ -76,7 +81,7 @@ class Packer:
       )
     self._tokenizer = tokenizer
     self._width = sequence_length + 1
-    self._dtype = np.min_scalar_type(tokenizer.vocab_size - 1).newbyteorder("<")
+    self._dtype = token_dtype(tokenizer).newbyteorder("<")
     self._open = np.zeros(0, self._dtype)
     self._open_starts = np.zeros(0, np.int64)
     self._num_tokens = self._num_documents = 0

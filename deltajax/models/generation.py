@@ -27,6 +27,7 @@ from deltajax.config import ModelConfig
 from deltajax.models.cache import LayerCache, Places
 from deltajax.models.transformer import (
   DecoderLayer,
+  is_routing,
   output_head,
   output_logits,
   partitionable,
@@ -386,10 +387,9 @@ def _split_layers(plan, stacked) -> list[Any]:
 def _cast(params: Any, config: ModelConfig) -> Any:
   """Casts what the model would cast at every call: all but the routers'."""
   flat = traverse_util.flatten_dict(params)
-  routed = {path for path in flat if any(n.endswith("_router") for n in path)}
   return traverse_util.unflatten_dict(
     {
-      path: jnp.asarray(x, None if path in routed else config.dtype)
+      path: jnp.asarray(x, None if is_routing(path) else config.dtype)
       for path, x in flat.items()
     }
   )

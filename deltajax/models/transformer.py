@@ -327,6 +327,11 @@ def partitionable(config: ModelConfig) -> ModelConfig:
   return dataclasses.replace(config, attention="xla", depth_attention="xla")
 
 
+def is_routing(path: Sequence[str]) -> bool:
+  """Whether a parameter belongs to routing over depth, not to the base."""
+  return any(name.endswith("_router") for name in path)
+
+
 def output_logits(hidden: jax.Array, head_DxV: jax.Array) -> jax.Array:
   """Logits in float32 (or wider) from hidden states in the compute dtype."""
   return jnp.einsum(

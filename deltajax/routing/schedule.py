@@ -80,11 +80,11 @@ class Schedule:
     Returns:
       Arrays [num_layers / group, 2 * group].
     """
-    rows = Step(*(x.reshape(-1, 2 * group) for x in self.steps))
-    appended = self.num_slots - int(self.steps.closes.sum())
-    appended += np.cumsum(rows.closes.sum(1)) - rows.closes.sum(1)
-    stored = np.minimum(rows.visible, appended[:, None])
-    return rows._replace(stored=stored.astype(np.int32))
+    visible, closes = self.steps.visible, self.steps.closes
+    first_slot = self.num_slots - int(closes.sum())
+    stored = _stored(visible, _appended(first_slot, closes), group)
+    steps = self.steps._replace(stored=stored)
+    return Step(*(x.reshape(-1, 2 * group) for x in steps))
 
   def sources(self, sublayer: int | None) -> list[str]:
     """Names of the sources that a sublayer reads; None: the final read."""
@@ -127,7 +127,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   closes = (sublayer % block_size == block_size - 1) & (sublayer < total - 1)
   closes &= row.appends != "nothing"
   first_slot = int(row.embedding_source)
-  appended = first_slot + np.cumsum(closes) - closes  # before each sublayer
+  appended = _appended(first_slot, closes)
 
   visible = appended - (opens & row.newest_hidden)
   if not row.first_read:
@@ -153,7 +153,7 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     reads_stream=row.additive or row.running_source == "stream",
     steps=Step(
       visible=visible.astype(np.int32),
-      stored=np.minimum(visible, np.repeat(appended[::2], 2)).astype(np.int32),
+      stored=_stored(visible, appended, 1),
       reads_running=reads_running,
       # A sublayer that closes nothing rewrites a slot that exists with itself.
       slot=np.where(closes, appended, 0).astype(np.int32),
@@ -164,6 +164,19 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     + tuple(names.slot(s) for s in sublayer[closes]),
     running_names=tuple(names.running(s) for s in range(total + 1)),
   )
+
+
+def _appended(first_slot: int, closes: np.ndarray) -> np.ndarray:
+  """How many slots are appended before each sublayer."""
+  return first_slot + np.cumsum(closes) - closes
+
+
+def _stored(
+  visible: np.ndarray, appended: np.ndarray, group: int
+) -> np.ndarray:
+  """`Step.stored` of each sublayer where `group` layers read together."""
+  before = np.repeat(appended[:: 2 * group], 2 * group)
+  return np.minimum(visible, before).astype(np.int32)
 
 
 def check_group(routing: RoutingConfig, num_layers: int, group: int) -> None:
