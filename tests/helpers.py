@@ -8,6 +8,10 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
+import os
+import pathlib
+import subprocess
+import sys
 from typing import Any
 import zlib
 
@@ -15,9 +19,9 @@ from flax import linen as nn, traverse_util
 import jax
 import numpy as np
 
-from deltajax.checkpoints.names import is_routing, parameter_shapes
+from deltajax.checkpoints.names import parameter_shapes
 from deltajax.config import ModelConfig, RoutingConfig
-from deltajax.models.transformer import TransformerLM
+from deltajax.models.transformer import is_routing, TransformerLM
 from deltajax.routing.partial_read import MASKED
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -26,6 +30,29 @@ if jax.__version_info__ < (0, 11):  # later versions have no such option
 # The same for a process of its own, as XLA_FLAGS.
 QUICK_FLAGS = " ".join(f"--{k}={v}".lower() for k, v in QUICK.items())
 ROUTING_OPTIONS = {field.name for field in dataclasses.fields(RoutingConfig)}
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+
+
+def run_module(module, *arguments, env=None):
+  """Runs `python -m module` from the repository, as a user would.
+
+  Args:
+    module: its name.
+    *arguments: of the command line.
+    env: variables besides those of this process.
+  """
+  return subprocess.run(
+    [sys.executable, "-m", module, *map(str, arguments)],
+    cwd=ROOT,
+    env=os.environ | (env or {}),
+    capture_output=True,
+    text=True,
+    encoding="utf-8",
+    check=False,
+  )
 
 
 def tiny_config(variant: str = "delta_block", **options) -> ModelConfig:

@@ -6,10 +6,8 @@ The models and their logits come from transformers
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tracemalloc
 
@@ -30,8 +28,10 @@ from deltajax.config import ConfigError, RoutingConfig
 from deltajax.routing import VARIANTS
 from tests.helpers import (
   assert_trees_equal,
+  EIGHT_DEVICES,
   logits_of,
   random_params,
+  run_module,
   tiny_config,
 )
 
@@ -138,14 +138,7 @@ def test_shards(tmp_path):
 
 
 def test_parameters_on_a_mesh():
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.checkpoints.sharded_program"],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = run_module("tests.checkpoints.sharded_program", env=EIGHT_DEVICES)
   assert done.returncode == 0, done.stderr
   assert done.stdout.count("equal") == 4
 

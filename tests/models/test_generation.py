@@ -1,10 +1,6 @@
 """Generation says what the model says, whatever is cached and compiled."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +12,15 @@ from deltajax.models import generation
 from deltajax.models.cache import LayerCache, Places
 from deltajax.models.generation import bucket, Generator, Sampling
 from deltajax.routing.variants import VARIANTS
-from tests.helpers import logits_of, precision, random_params, tiny_config
+from tests.helpers import (
+  EIGHT_DEVICES,
+  logits_of,
+  precision,
+  random_params,
+  run_module,
+  tiny_config,
+)
 
-ROOT = pathlib.Path(__file__).parents[2]
 # A bucket is passed on the way: 5 + 14 > 16.
 PROMPTS = ([1, 2, 3], [4, 5, 6, 7, 8])
 NEW_TOKENS = 14
@@ -348,13 +350,6 @@ def test_parameters_are_cast_once_except_for_routers():
 
 
 def test_parameters_may_lie_on_a_mesh():
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.models.generation_program"],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = run_module("tests.models.generation_program", env=EIGHT_DEVICES)
   assert done.returncode == 0, done.stderr
   assert json.loads(done.stdout) == {"devices": 8, "equal": True}

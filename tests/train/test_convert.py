@@ -1,11 +1,11 @@
 """The command as a user runs it."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 
 import jax
@@ -19,7 +19,7 @@ from deltajax.config import ConfigError, RunConfig, to_dict
 from deltajax.training.load import find_model
 from deltajax.training.run_directory import RunDirectory
 from deltajax.training.step import Trainer
-from tests.helpers import assert_trees_equal, tiny_config
+from tests.helpers import assert_trees_equal, run_module, tiny_config
 from train import convert
 from train.cli import main
 
@@ -29,14 +29,7 @@ DELTA_BLOCK = ("--routing.variant", "delta_block", "--routing.num-blocks", "3")
 CONVERT = (*DELTA_BLOCK, "--routing.gate", "scalar")
 
 
-def run(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "train.convert", *map(str, arguments)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+run = functools.partial(run_module, "train.convert")
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The command as a user runs it, and how it cuts texts."""
 
+import functools
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from deltajax.config import ConfigError
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.loop import train
 from tests.data import test_tokenizer_file
-from tests.helpers import initial_params, tiny_config
+from tests.helpers import initial_params, run_module, tiny_config
 from tests.training import test_loop
 from train.generate import (
   command,
@@ -22,19 +20,10 @@ from train.generate import (
   encode_prompts,
 )
 
-ROOT = pathlib.Path(__file__).parents[2]
 BYTES = ByteTokenizer()
 
 
-def run(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "train.generate", *map(str, arguments)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    encoding="utf-8",
-    check=False,
-  )
+run = functools.partial(run_module, "train.generate")
 
 
 def pieces(text, *, stop=(), most=1000):

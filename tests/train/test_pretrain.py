@@ -1,13 +1,11 @@
 """The command as a user runs it."""
 
-import pathlib
+import functools
 import re
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.helpers import run_module
 
 
 def override(*arguments):
@@ -16,14 +14,7 @@ def override(*arguments):
   return [x for pair in pairs.items() for x in pair]
 
 
-def run(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "train.pretrain", *map(str, arguments)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+run = functools.partial(run_module, "train.pretrain")
 
 
 TINY = (

@@ -1,29 +1,17 @@
-import os
-import pathlib
-import subprocess
-import sys
-
 import jax
 import pytest
 
 from deltajax.config import ConfigError, MeshConfig
 from deltajax.training.mesh import axis_sizes, check_fit, make_mesh
-from tests.helpers import QUICK_FLAGS
+from tests.helpers import EIGHT_DEVICES, QUICK_FLAGS, run_module
 from tests.training.mesh_program import KERNELS, MESHES, run_config, VARIANTS
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_mesh_of_8_devices_equals_one_device(variant):
-  flags = "--xla_force_host_platform_device_count=8"
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.training.mesh_program", variant],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": f"{flags} {QUICK_FLAGS}"},
-    capture_output=True,
-    text=True,
-    check=False,
+  flags = f"{EIGHT_DEVICES['XLA_FLAGS']} {QUICK_FLAGS}"
+  done = run_module(
+    "tests.training.mesh_program", variant, env={"XLA_FLAGS": flags}
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout.count("equal") == len(MESHES) + len(KERNELS[variant])
