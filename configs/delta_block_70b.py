@@ -12,7 +12,7 @@ v5p chips, parameters split over 128 and heads, mlp and vocabulary over 4:
 Expected on each chip: 32.4 GiB of 95.74 at peak (arguments 1.5, temporaries
 40.2).
 
-The tools that prepare the corpus and read its tokenizer are not there yet.
+The tool that prepares the corpus is not there yet.
 """
 
 from deltajax.config import (

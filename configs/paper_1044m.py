@@ -14,7 +14,7 @@ Meant for 16 v5e chips or 8 80 GB GPUs, parameters split over all of them:
 Expected on each chip: 3.4 GiB of 15.75 at peak (arguments 0.8, temporaries
 3.6).
 
-The tools that prepare the corpus and read its tokenizer are not there yet.
+The tool that prepares the corpus is not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes

@@ -15,7 +15,7 @@ Meant for one 80 GB GPU or four v5e chips, on which a step takes four turns:
 Expected on each chip: 5.6 GiB of 15.75 at peak (arguments 2.5, temporaries
 5.6).
 
-The tools that prepare the corpus and read its tokenizer are not there yet.
+The tool that prepares the corpus is not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes

@@ -16,7 +16,7 @@ Meant for 64 v5p chips, parameters split over all of them (other machines:
 Expected on each chip: 14.3 GiB of 95.74 at peak (arguments 1.3, temporaries
 20.4).
 
-The tools that prepare the corpus and read its tokenizer are not there yet.
+The tool that prepares the corpus is not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes

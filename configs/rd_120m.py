@@ -16,7 +16,7 @@ On four v5e chips, on which a step takes four turns:
 Expected on each chip: 3.1 GiB of 15.75 at peak (arguments 1.4, temporaries
 2.8).
 
-The tools that prepare the corpus and read its tokenizer are not there yet.
+The tool that prepares the corpus is not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes

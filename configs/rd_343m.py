@@ -15,7 +15,7 @@ On 16 v5e chips:
 Expected on each chip: 6.9 GiB of 15.75 at peak (arguments 3.9, temporaries
 4.1).
 
-The tools that prepare the corpus and read its tokenizer are not there yet.
+The tool that prepares the corpus is not there yet.
 Until then, the shape can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
