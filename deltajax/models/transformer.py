@@ -22,6 +22,7 @@ from deltajax.models.layers import (
 )
 from deltajax.routing.depth_scan import (
   depth_scan,
+  LayerParams,
   REMAT_POLICIES,
   ScannedLayer,
 )
@@ -134,15 +135,27 @@ class DecoderLayer(nn.Module):
       segment_ids_BxT: as in `__call__`.
       cached: as for `Attention`.
     """
-    row = self.config.routing.row
-    inputs_UxBxTxD = self.attention_router(state, steps[0], reads[0])
+    state, cache = self.attention_sublayer(
+      state, steps[0], reads[0], angles_BxTxP, segment_ids_BxT, cached
+    )
+    return self.mlp_sublayer(state, steps[1], reads[1]), cache
+
+  def attention_sublayer(
+    self, state, step, read, angles_BxTxP, segment_ids_BxT, cached=None
+  ) -> tuple[DepthState, LayerCache | None]:
+    """The first half of `sublayers`."""
+    inputs_UxBxTxD = self.attention_router(state, step, read)
     output_BxTxD, cache = self.attention(
       self.attention_norm(inputs_UxBxTxD), angles_BxTxP, segment_ids_BxT, cached
     )
-    state = state.advance(output_BxTxD, steps[0], row.attention_appends)
-    inputs_UxBxTxD = self.mlp_router(state, steps[1], reads[1])
+    appends = self.config.routing.row.attention_appends
+    return state.advance(output_BxTxD, step, appends), cache
+
+  def mlp_sublayer(self, state, step, read) -> DepthState:
+    """The second half of `sublayers`."""
+    inputs_UxBxTxD = self.mlp_router(state, step, read)
     output_BxTxD = self.mlp(self.mlp_norm(inputs_UxBxTxD[0]))
-    return state.advance(output_BxTxD, steps[1], row.appends), cache
+    return state.advance(output_BxTxD, step, self.config.routing.row.appends)
 
 
 class TransformerLM(nn.Module):
@@ -258,24 +271,46 @@ class TransformerLM(nn.Module):
       return self.layers(state, steps, *consts)[0]
 
     layer = DecoderLayer(config, parent=None)
+    params = nn.meta.unbox(self.layers.variables["params"])
 
-    def queries(params):
-      return layer.apply({"params": params}, method="queries")
+    def pick(routers, prefix):
+      return {
+        name: value
+        for name, value in params.items()
+        if name.startswith(prefix) and is_routing((name,)) == routers
+      }
 
-    def apply(params, state, steps, reads, consts):
+    def queries(routers):
+      attention, mlp = routers
+      return layer.apply({"params": {**attention, **mlp}}, method="queries")
+
+    def attention(router, rest, state, step, read, consts):
       return layer.apply(
-        {"params": params}, state, steps, reads, *consts, method="sublayers"
+        {"params": {**router, **rest}},
+        state,
+        step,
+        read,
+        *consts,
+        method="attention_sublayer",
       )[0]
+
+    def mlp(router, rest, state, step, read, consts):
+      return layer.apply(
+        {"params": {**router, **rest}}, state, step, read, method="mlp_sublayer"
+      )
 
     return depth_scan(
       ScannedLayer(
         queries=queries,
-        apply=apply,
+        sublayers=(attention, mlp),
         routing=config.routing,
         eps=config.norm_eps,
         implementation=config.depth_attention,
       ),
-      nn.meta.unbox(self.layers.variables["params"]),
+      LayerParams(
+        routers=(pick(True, "attention"), pick(True, "mlp")),
+        others=(pick(False, "attention"), pick(False, "mlp")),
+      ),
       state,
       self.schedule,
       consts,

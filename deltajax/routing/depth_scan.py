@@ -19,6 +19,9 @@ has added so far. What the policies save for each layer besides [B, T, D]:
         again.
   full  nothing; the whole layer is computed again.
 
+The backward scan writes gradients of parameters in place, those of a sublayer
+before it goes on to the sublayer before; see `gradients.write_first`.
+
 Queries do not depend on activations, so that layers can read the memory in
 groups: one pass reads, for all sublayers of a group, what was stored before it.
 What a sublayer of the group has left since then is merged with that. Where each
@@ -38,6 +41,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from deltajax.routing.gradients import write_first
 from deltajax.routing.memory import DepthMemory, DepthState
 from deltajax.routing.router import read_stored, StoredRead
 from deltajax.routing.schedule import Schedule, Step
@@ -63,23 +67,35 @@ REMAT_POLICIES: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
 _NO_MEMORY: Any = None
 
 
+class LayerParams(NamedTuple):
+  """Parameters of a layer, or of all layers, stacked on axis 0.
+
+  Attributes:
+    routers: of the router of each sublayer.
+    others: what else each sublayer has.
+  """
+
+  routers: tuple[Any, ...]
+  others: tuple[Any, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class ScannedLayer:
   """A transformer layer as pure functions.
 
   Attributes:
-    queries: params of a layer -> queries_RxK of each of its routers.
-    apply: (params of a layer, state, its two rows of the schedule, what its
-      routers have read of the memory, consts) -> state after it, in which its
-      sources are recent.
+    queries: `LayerParams.routers` -> queries_RxK of each router.
+    sublayers: two functions (router's params, the others, state, row of the
+      schedule, what the router has read of the memory, consts) -> state after
+      the sublayer, in which its source is recent.
     routing: of the model.
     eps: of the key norms.
     implementation: of the passes over the memory; see `DepthRouter`.
   """
 
   queries: Callable[[Any], Sequence[jax.Array]]
-  apply: Callable[
-    [Any, DepthState, Step, Sequence[StoredRead], Any], DepthState
+  sublayers: Sequence[
+    Callable[[Any, Any, DepthState, Step, StoredRead, Any], DepthState]
   ]
   routing: RoutingConfig
   eps: float
@@ -110,7 +126,7 @@ class _Plan:
 
 def depth_scan(
   layer: ScannedLayer,
-  params: Any,
+  params: LayerParams,
   state: DepthState,
   schedule: Schedule,
   consts: Any,
@@ -158,9 +174,8 @@ def _scan(plan, params, state, steps, consts):
     group = _Group.make(plan, params, number, steps_g)
 
     def run(i, state, read):
-      return plan.layer.apply(
-        group.params[i], state, group.steps_of(i), read, consts
-      )
+      layer = group.layer(i)
+      return layer(params.others, group.params[i], state, read, consts)[0]
 
     return group.forward(state, run), None
 
@@ -174,14 +189,13 @@ def _forward(plan, params, state, steps, consts):
     saved, gradients = [], []
 
     def run(i, state, read):
-      @partial(jax.checkpoint, policy=plan.policy, prevent_cse=False)
-      def layer(params_l, state, read, consts):
-        return plan.layer.apply(
-          params_l, state, group.steps_of(i), read, consts
-        )
-
+      layer = jax.checkpoint(
+        group.layer(i), policy=plan.policy, prevent_cse=False
+      )
       gradient: Any
-      new_state, gradient = jax.vjp(layer, group.params[i], state, read, consts)
+      (new_state, _), gradient = jax.vjp(
+        layer, params.others, group.params[i], state, read, consts
+      )
       # The arguments are given back in the backward pass; what is left of the
       # gradient is what the policy saved.
       gradient.args_res = []
@@ -210,7 +224,8 @@ def _backward(plan, residuals, d_final):
       running_BxTxD = saved_BxTxD - first_BxTxD
     return DepthState(_NO_MEMORY, saved_BxTxD, running_BxTxD, recent)
 
-  def body(d_state, xs):
+  def body(carry, xs):
+    d_state, d_others = carry
     number, steps_g, saved_BxTxD, gradients, first_groups = xs
     group = _Group.make(plan, params, number, steps_g)
     # What the group left has its place in the final memory.
@@ -223,7 +238,8 @@ def _backward(plan, residuals, d_final):
       )
       for i in range(plan.group)
     ]
-    queries, queries_gradient = jax.vjp(group.queries, group.params)
+    routers = [params_l.routers for params_l in group.params]
+    queries, queries_gradient = jax.vjp(group.queries, routers)
     (reads, _), read_gradient = jax.vjp(group.read, queries, memory)
     after = dataclasses.replace(states[-1], memory=memory, recent=recent)
     _, commit_gradient = jax.vjp(group.commit, after)
@@ -233,21 +249,25 @@ def _backward(plan, residuals, d_final):
       d_state.memory,
       dataclasses.replace(d_state, memory=_NO_MEMORY),
     )
-    d_layers: list[Any] = []
+    d_routers: list[Any] = []
     d_reads: list[Any] = []
     for i in reversed(range(plan.group)):
-      gradients[i].args_res = [group.params[i], states[i], reads[i], consts]
-      d_layer, d_state, d_read, _ = gradients[i](d_state)
-      d_layers.insert(0, d_layer)
+      gradients[i].args_res = [
+        params.others,
+        group.params[i],
+        states[i],
+        reads[i],
+        consts,
+      ]
+      d_others, d_layer, d_state, d_read, _ = gradients[i]((d_state, d_others))
+      d_routers.insert(0, d_layer.routers)
       d_reads.insert(0, d_read)
     d_queries, d_memory = read_gradient((d_reads, d_memory))
-    (d_routers,) = queries_gradient(d_queries)
-    d_params_g = [
-      jax.tree.map(jnp.add, d_layer, d_router)
-      for d_layer, d_router in zip(d_layers, d_routers, strict=True)
-    ]
-    return dataclasses.replace(d_state, memory=d_memory), jax.tree.map(
-      lambda *layers: jnp.stack(layers), *d_params_g
+    (d_asked,) = queries_gradient(d_queries)
+    d_routers = jax.tree.map(jnp.add, d_routers, d_asked)
+    d_state = dataclasses.replace(d_state, memory=d_memory)
+    return (d_state, d_others), jax.tree.map(
+      lambda *layers: jnp.stack(layers), *d_routers
     )
 
   xs = (
@@ -258,9 +278,12 @@ def _backward(plan, residuals, d_final):
     jnp.array(plan.first_groups),
   )
   with use_sharding(plan.sharding):
-    d_state, d_params_Gxg = lax.scan(body, d_final, xs, reverse=True)
-  d_params = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), d_params_Gxg)
-  return d_params, d_state, None, None
+    d_others = jax.tree.map(jnp.zeros_like, params.others)
+    (d_state, d_others), d_routers_Gxg = lax.scan(
+      body, (d_final, d_others), xs, reverse=True
+    )
+  d_routers = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), d_routers_Gxg)
+  return LayerParams(d_routers, d_others), d_state, None, None
 
 
 _scan.defvjp(_forward, _backward)
@@ -275,28 +298,50 @@ class _Group(NamedTuple):
   """Layers that read together: their parameters and rows of the schedule."""
 
   plan: _Plan
-  params: list[Any]  # of each layer
+  numbers: list[Any]  # of the layers
+  params: list[LayerParams]  # of each layer
   steps: list[Step]  # of each sublayer
 
   @classmethod
   def make(cls, plan: _Plan, params: Any, number: Any, steps: Step) -> "_Group":
     """Group `number` of all layers."""
+    numbers = [number * plan.group + i for i in range(plan.group)]
 
     def of_layer(i):
-      layer = number * plan.group + i
       return jax.tree.map(
-        lambda x: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False), params
+        lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), params
       )
 
     return cls(
       plan,
-      [of_layer(i) for i in range(plan.group)],
+      numbers,
+      [of_layer(i) for i in numbers],
       [Step(*(x[s] for x in steps)) for s in range(2 * plan.group)],
     )
 
-  def steps_of(self, layer: int) -> list[Step]:
-    """The two rows of one layer."""
-    return self.steps[2 * layer : 2 * layer + 2]
+  def layer(self, i: int) -> Callable[..., tuple[DepthState, Any]]:
+    """Layer i of the group, for a gradient in place.
+
+    Returns:
+      (others of all layers, params of this layer, state, reads, consts) ->
+      the state after it, and the first argument, to go on with.
+    """
+
+    def run(stacked, params, state, reads, consts):
+      stacked = list(stacked)
+      for s, sublayer in enumerate(self.plan.layer.sublayers):
+        own, stacked[s], (router, read), state = write_first(
+          params.others[s],
+          stacked[s],
+          self.numbers[i],
+          (params.routers[s], reads[s]),
+          state,
+        )
+        step = self.steps[2 * i + s]
+        state = sublayer(router, own, state, step, read, consts)
+      return state, tuple(stacked)
+
+    return run
 
   @property
   def closing(self) -> list[Step]:
@@ -335,7 +380,8 @@ class _Group(NamedTuple):
     run: Callable[[int, DepthState, Sequence[StoredRead]], DepthState],
   ) -> DepthState:
     """Reads, runs the layers, none of which needs the memory, and stores."""
-    reads, memory = self.read(self.queries(self.params), state.memory)
+    queries = self.queries([params.routers for params in self.params])
+    reads, memory = self.read(queries, state.memory)
     state = dataclasses.replace(state, memory=_NO_MEMORY)
     for i, read in enumerate(reads):
       state = run(i, state, read)

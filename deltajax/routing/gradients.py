@@ -1,0 +1,58 @@
+"""When the gradients of parameters are made, and where they are written."""
+
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+
+_Params = TypeVar("_Params")
+_More = TypeVar("_More")
+_State = TypeVar("_State")
+
+
+@jax.custom_vjp
+def write_first(
+  params: _Params, stacked: _Params, index: Any, more: _More, state: _State
+) -> tuple[_Params, _Params, _More, _State]:
+  """The identity, between a state and what goes on with it and parameters.
+
+  Its gradient writes that of the parameters into that of their stack, in place,
+  and lets that of the state go on once this and that of `more` are there. What
+  these are made of, a hidden activation of an MLP above all, is then free. Left
+  to itself the compiler puts such products off: nothing waits for them.
+
+  Args:
+    params: what the stack holds at `index`.
+    stacked: parameters of all layers, stacked on axis 0. Its values are not
+      used; whoever takes parameters of the same layers next should be given
+      the one that is returned, so that one gradient runs through all of them.
+    index: which layer; may be traced.
+    more: other arguments whose gradients come first.
+    state: of the computation.
+
+  Returns:
+    All but the index, to go on with.
+  """
+  del index
+  return params, stacked, more, state
+
+
+def _forward(params, stacked, index, more, state):
+  return write_first(params, stacked, index, more, state), index
+
+
+def _backward(index, cotangents):
+  d_params, d_stacked, d_more, d_state = cotangents
+  d_stacked = jax.tree.map(
+    lambda stack, new: lax.dynamic_update_index_in_dim(stack, new, index, 0),
+    d_stacked,
+    d_params,
+  )
+  d_stacked, d_more, d_state = lax.optimization_barrier(
+    (d_stacked, d_more, d_state)
+  )
+  # The parameters' own gradient is in the stack.
+  return None, d_stacked, None, d_more, d_state
+
+
+write_first.defvjp(_forward, _backward)
