@@ -123,6 +123,11 @@ class _Plan:
   policy: Callable[..., Any]
   sharding: Sharding | None = dataclasses.field(compare=False)
 
+  @property
+  def saved(self) -> str:
+    """The vector of the state that is saved; others follow from it."""
+    return "stream_BxTxD" if self.reads_stream else "running_BxTxD"
+
 
 def depth_scan(
   layer: ScannedLayer,
@@ -200,9 +205,7 @@ def _forward(plan, params, state, steps, consts):
       # gradient is what the policy saved.
       gradient.args_res = []
       gradients.append(gradient)
-      saved.append(
-        state.stream_BxTxD if plan.reads_stream else state.running_BxTxD
-      )
+      saved.append(getattr(state, plan.saved))
       return new_state
 
     return group.forward(state, run), (saved, gradients)
@@ -330,13 +333,14 @@ class _Group(NamedTuple):
     def run(stacked, params, state, reads, consts):
       stacked = list(stacked)
       for s, sublayer in enumerate(self.plan.layer.sublayers):
-        own, stacked[s], (router, read), state = write_first(
+        own, stacked[s], (router, read), x_BxTxD = write_first(
           params.others[s],
           stacked[s],
           self.numbers[i],
           (params.routers[s], reads[s]),
-          state,
+          getattr(state, self.plan.saved),
         )
+        state = dataclasses.replace(state, **{self.plan.saved: x_BxTxD})
         step = self.steps[2 * i + s]
         state = sublayer(router, own, state, step, read, consts)
       return state, tuple(stacked)

@@ -7,19 +7,18 @@ from jax import lax
 
 _Params = TypeVar("_Params")
 _More = TypeVar("_More")
-_State = TypeVar("_State")
 
 
 @jax.custom_vjp
 def write_first(
-  params: _Params, stacked: _Params, index: Any, more: _More, state: _State
-) -> tuple[_Params, _Params, _More, _State]:
-  """The identity, between a state and what goes on with it and parameters.
+  params: _Params, stacked: _Params, index: Any, more: _More, x: jax.Array
+) -> tuple[_Params, _Params, _More, jax.Array]:
+  """The identity, before a part of a layer that turns x and parameters into y.
 
   Its gradient writes that of the parameters into that of their stack, in place,
-  and lets that of the state go on once this and that of `more` are there. What
-  these are made of, a hidden activation of an MLP above all, is then free. Left
-  to itself the compiler puts such products off: nothing waits for them.
+  and lets that of x go on once this and that of `more` are there. What these
+  are made of, a hidden activation of an MLP above all, is then free. Left to
+  itself the compiler puts such products off: nothing waits for them.
 
   Args:
     params: what the stack holds at `index`.
@@ -28,31 +27,30 @@ def write_first(
       the one that is returned, so that one gradient runs through all of them.
     index: which layer; may be traced.
     more: other arguments whose gradients come first.
-    state: of the computation.
+    x: what the gradient goes on through. Give no array whose gradient is always
+      zero: the compiler could no longer see that it is.
 
   Returns:
     All but the index, to go on with.
   """
   del index
-  return params, stacked, more, state
+  return params, stacked, more, x
 
 
-def _forward(params, stacked, index, more, state):
-  return write_first(params, stacked, index, more, state), index
+def _forward(params, stacked, index, more, x):
+  return write_first(params, stacked, index, more, x), index
 
 
 def _backward(index, cotangents):
-  d_params, d_stacked, d_more, d_state = cotangents
+  d_params, d_stacked, d_more, d_x = cotangents
   d_stacked = jax.tree.map(
     lambda stack, new: lax.dynamic_update_index_in_dim(stack, new, index, 0),
     d_stacked,
     d_params,
   )
-  d_stacked, d_more, d_state = lax.optimization_barrier(
-    (d_stacked, d_more, d_state)
-  )
+  d_stacked, d_more, d_x = lax.optimization_barrier((d_stacked, d_more, d_x))
   # The parameters' own gradient is in the stack.
-  return None, d_stacked, None, d_more, d_state
+  return None, d_stacked, None, d_more, d_x
 
 
 write_first.defvjp(_forward, _backward)
