@@ -239,3 +239,30 @@ def test_memory_grows_with_depth_not_its_square(variant, remat):
   if (variant, remat) == ("delta", "full"):
     plain = temporaries("plain", 64) / temporaries("plain", 32)
     assert plain > 3  # the measure can see the square
+
+
+@pytest.mark.parametrize("remat", REMAT_POLICIES)
+@pytest.mark.parametrize("group", [1, 3])
+def test_parameters_are_not_saved_for_each_layer(remat, group):
+  """They are there in any case; here all else is small beside them."""
+  config = tiny_config(
+    "delta",
+    num_layers=12,
+    width=32,
+    mlp_width=2048,
+    dtype="float32",
+    param_dtype="float32",
+    remat=remat,
+    read_group=group,
+  )
+  tokens = np.zeros((1, 4), np.int32)
+  model = TransformerLM(config)
+  params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+  params = nn.meta.unbox(params)
+
+  def loss(params):
+    return model.apply({"params": params}, tokens).logits_BxTxV.sum()
+
+  compiled = jax.jit(jax.grad(loss)).lower(params).compile()
+  temporaries = compiled.memory_analysis().temp_size_in_bytes
+  assert temporaries < sum(x.nbytes for x in jax.tree.leaves(params)) / 2
