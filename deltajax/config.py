@@ -25,6 +25,7 @@ ROPE_SCALINGS = ("none", "llama3")
 REMAT = ("none", "dots", "full")
 SCANS = ("append_only", "plain")
 ATTENTION = ("xla", "splash", "cudnn", "splash_interpret")
+FREEZE = ("none", "base")
 
 
 def _check_positive(config: Any, where: str, *names: str) -> None:
@@ -202,6 +203,8 @@ class OptimizerConfig:
 
   Attributes:
     learning_rate: at the end of the warm-up.
+    routing_learning_rate: the same of the parameters that route over depth,
+      which follow the schedule in proportion; None: learning_rate.
     final_learning_rate: at the last step of the cosine.
     warmup_steps: steps of the linear warm-up from 0.
     b1: decay of the first moment.
@@ -210,10 +213,12 @@ class OptimizerConfig:
     weight_decay: of kernels and the embedding. Norms, queries, gates and null
       sources are never decayed.
     clip_norm: largest global norm of a gradient.
-    query_multiplier: learning rate of routing queries, relative to the rest.
+    query_multiplier: learning rate of routing queries, relative to that of
+      the other routing parameters.
   """
 
   learning_rate: float = 6e-4
+  routing_learning_rate: float | None = None
   final_learning_rate: float = 6e-5
   warmup_steps: int = 1000
   b1: float = 0.9
@@ -225,6 +230,8 @@ class OptimizerConfig:
 
   def __post_init__(self) -> None:
     _check_positive(self, "optimizer", "learning_rate", "eps", "clip_norm")
+    if self.routing_learning_rate is not None:
+      _check_positive(self, "optimizer", "routing_learning_rate")
     _check_not_negative(
       self,
       "optimizer",
@@ -374,6 +381,10 @@ class RunConfig:
     training: for how long, and what is written down.
     mesh: of devices.
     hosts: how several hosts find each other.
+    init_from: a model directory, a run, or one of its checkpoints, whose
+      parameters the run starts with; None: they are drawn from the seed.
+    freeze: `base` leaves all parameters as they are but those that route over
+      depth, which alone have gradients and moments; `none` learns all.
   """
 
   model: ModelConfig
@@ -382,8 +393,16 @@ class RunConfig:
   training: TrainingConfig = TrainingConfig()
   mesh: MeshConfig = MeshConfig()
   hosts: HostsConfig = HostsConfig()
+  init_from: str | None = None
+  freeze: str = "none"
 
   def __post_init__(self) -> None:
+    check_name("freeze", self.freeze, FREEZE)
+    if self.freeze == "base" and self.model.routing.variant == "standard":
+      raise ConfigError(
+        "freeze is 'base', but a standard model has no parameters that route"
+        " over depth, so that nothing would learn."
+      )
     if self.model.param_dtype not in ("float32", "float64"):
       raise ConfigError(
         f"model.param_dtype is {self.model.param_dtype}; small updates would"

@@ -92,7 +92,7 @@ class Export:
     layout: huggingface (a routed model: that of the released AttnRes code), or
       deltajax.
     like: a model directory whose tokenizer and token ids are carried along;
-      by default the source, if it is one.
+      by default the source, or the one that a run started with.
     dtype: of the tensors; None for that of the parameters.
   """
 
@@ -106,8 +106,8 @@ class Export:
     """Exports."""
     source = find_model(self.source)
     like = self.like
-    if like is None and isinstance(source, ModelDirectory):
-      like = source.path
+    if like is None:
+      like = source.origin
     saving: dict[str, Any] = {
       "layout": self.layout,
       "like": like,

@@ -1,5 +1,7 @@
 """Pretrains a model, or resumes it: python -m train.pretrain CONFIG ..."""
 
+from collections.abc import Mapping
+
 import jax
 
 from deltajax.analysis.routing_summary import routing_table, summarize_routing
@@ -31,10 +33,12 @@ def print_report(result: RunResult) -> None:
 def report_lines(result: RunResult) -> list[str]:
   """What `print_report` prints."""
   model, params = result.trainer.model, result.state.params
-  bits = result.validation["validation/bits_per_byte"]
-  lines = [
-    f"\nvalidation: {bits:.3f} bits per byte after {result.step} updates"
-  ]
+  lines = [""]
+  if result.before is not None:
+    lines.append(f"validation: {_quality(result.before)} before")
+  lines.append(
+    f"validation: {_quality(result.validation)} after {result.step} updates"
+  )
 
   tokenizer = result.data.tokenizer
   prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
@@ -72,6 +76,12 @@ def report_lines(result: RunResult) -> list[str]:
     f"tensorboard  {directory.tensorboard}",
     f"checkpoints  {directory.checkpoints}",
   ]
+
+
+def _quality(validation: Mapping[str, float]) -> str:
+  bits = validation["validation/bits_per_byte"]
+  perplexity = validation["validation/perplexity"]
+  return f"{bits:.3f} bits per byte, perplexity {perplexity:.2f}"
 
 
 if __name__ == "__main__":

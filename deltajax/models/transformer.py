@@ -3,11 +3,11 @@
 Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs, U roles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from flax import linen as nn
+from flax import linen as nn, traverse_util
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -330,6 +330,21 @@ def partitionable(config: ModelConfig) -> ModelConfig:
 def is_routing(path: Sequence[str]) -> bool:
   """Whether a parameter belongs to routing over depth, not to the base."""
   return any(name.endswith("_router") for name in path)
+
+
+def split_routing(params: Mapping[str, Any]) -> tuple[Any, Any]:
+  """Parameters of the base, and those that route over depth, as two trees."""
+  flat = traverse_util.flatten_dict(params)
+  routing = {path: x for path, x in flat.items() if is_routing(path)}
+  base = {path: x for path, x in flat.items() if path not in routing}
+  unflatten = traverse_util.unflatten_dict
+  return unflatten(base), unflatten(routing)
+
+
+def join_routing(base: Mapping[str, Any], routing: Mapping[str, Any]) -> Any:
+  """The parameters of which `split_routing` makes these two trees."""
+  flat = traverse_util.flatten_dict(base) | traverse_util.flatten_dict(routing)
+  return traverse_util.unflatten_dict(flat)
 
 
 def output_logits(hidden: jax.Array, head_DxV: jax.Array) -> jax.Array:

@@ -26,6 +26,11 @@ from deltajax.data.pipeline import (
 )
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.training import hosts
+from deltajax.training.load import (
+  check_same_model,
+  find_model,
+  StoredModel,
+)
 from deltajax.training.mesh import place_batch
 from deltajax.training.metrics import metrics_writer, MetricsWriter, Progress
 from deltajax.training.run_directory import check_same_run, RunDirectory
@@ -68,6 +73,8 @@ class RunResult:
     state: after the last update.
     step: completed updates.
     validation: metrics of the last validation.
+    before: metrics of a validation before the first update, which there is for
+      a model that was given.
   """
 
   directory: RunDirectory
@@ -76,6 +83,7 @@ class RunResult:
   state: TrainState
   step: int
   validation: dict[str, float]
+  before: dict[str, float] | None
 
 
 def load_data(config: RunConfig) -> RunData:
@@ -135,13 +143,14 @@ def train(
   if not hosts.is_main_host():
     log = _say_nothing
   directory = RunDirectory(workdir)
-  facts = dict.fromkeys(("config", "--workdir"), "")
+  facts = dict.fromkeys(("config", "--workdir", "init_from"), "")
   problem: Exception | None = None
   try:
-    trainer, rows = _prepare(config, directory)
+    trainer, rows, given = _prepare(config, directory)
     shared = dataclasses.replace(config, hosts=HostsConfig())
     facts["config"] = json.dumps(to_dict(shared))
     facts["--workdir"] = str(workdir)
+    facts["init_from"] = str(given)
   except (ConfigError, OSError) as error:
     problem = error
   hosts.agree(facts, problem)
@@ -177,6 +186,9 @@ def train(
       batches.set_state(restored.data["iterator"])
       state = restored.state
       log(f"resumed after {step} of {training.steps} updates")
+    elif given is not None:
+      log(f"start     {given}")
+      state = trainer.compiled_start(given.load(abstract_state.params).params)
     else:
       state = trainer.compiled_init()
     last_step = training.stop_after or training.steps
@@ -186,6 +198,8 @@ def train(
       session = _Session(
         trainer, data, saved, writer, Progress(step, last_step), log
       )
+      if given is not None and not step:
+        writer.write(0, session.validate(state))
       state = session.run(state, batches, step, last_step)
       validation = session.validation or session.validate(state)
   return RunResult(
@@ -195,16 +209,18 @@ def train(
     state=state,
     step=max(step, last_step),
     validation=validation,
+    before=_first_validation(directory) if given else None,
   )
 
 
 def _prepare(
   config: RunConfig, directory: RunDirectory
-) -> tuple[Trainer, np.ndarray]:
+) -> tuple[Trainer, np.ndarray, StoredModel | None]:
   """Whatever can be wrong with a run but its data, before it starts.
 
   Returns:
-    The trainer, and which rows of a batch are this host's.
+    The trainer, which rows of a batch are this host's, and the model that the
+    run starts with, if it is given one.
   """
   dtype = config.model.dtype
   if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
@@ -217,7 +233,19 @@ def _prepare(
   attention_choice(config, trainer.sharding)
   depth_choice(config, trainer.sharding)
   rows = hosts.rows_of_host(trainer.sharding, config.training.batch_size)
-  return trainer, rows
+  given = None
+  if config.init_from is not None:
+    given = find_model(pathlib.Path(config.init_from))
+    check_same_model(given, config.model)
+  return trainer, rows, given
+
+
+def _first_validation(directory: RunDirectory) -> dict[str, float] | None:
+  """What one host wrote down before the first update."""
+  if not hosts.is_main_host():
+    return None
+  with directory.metrics.open() as lines:
+    return json.loads(next(lines))
 
 
 class _Session:
@@ -292,10 +320,12 @@ class _Session:
       raise NonFiniteError(f"validation loss is {loss}; {self._last_good()}.")
     metrics = {
       "validation/loss": loss / tokens,
+      "validation/perplexity": math.exp(min(loss / tokens, 700.0)),
       "validation/bits_per_byte": loss / math.log(2) / num_bytes,
     }
     self._log(
       f"validation  loss {metrics['validation/loss']:.4f}"
+      f"  perplexity {metrics['validation/perplexity']:.2f}"
       f"  bits per byte {metrics['validation/bits_per_byte']:.4f}"
     )
     return metrics

@@ -60,7 +60,10 @@ class FileMetricsWriter(MetricsWriter):
 
 
 def _drop_lines_after(path: pathlib.Path, step: int) -> None:
-  """Rewrites a metrics file, at once or not at all, up to an update."""
+  """Rewrites a metrics file, at once or not at all, up to an update.
+
+  After update 0 the run begins anew.
+  """
   lines = path.read_text().splitlines() if path.exists() else []
   kept = []
   for number, line in enumerate(lines, 1):
@@ -70,7 +73,7 @@ def _drop_lines_after(path: pathlib.Path, step: int) -> None:
       if number < len(lines):
         raise ConfigError(f"{path}, line {number}: not JSON.") from None
       continue  # A process that was killed while writing tears its last line.
-    if seen <= step:
+    if step and seen <= step:
       kept.append(line + "\n")
   temporary = path.with_suffix(".tmp")
   temporary.write_text("".join(kept))

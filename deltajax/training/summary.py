@@ -16,6 +16,8 @@ from deltajax.routing.schedule import build_schedule
 from deltajax.routing.sharding import Sharding, use_sharding
 from deltajax.training.mesh import AXES
 
+_LEARN = {"none": "", "base": ", which alone learn"}
+
 
 def attention_choice(config: RunConfig, sharding: Sharding) -> Choice:
   """What serves the attention of a run.
@@ -93,7 +95,7 @@ def summary(
     f" mesh {axes}",
     f"routing   {routing.variant}: {routing.row.summary}",
     f"model     {model.num_layers} layers, width {model.width},"
-    f" {count_parameters(params)}",
+    f" {count_parameters(params)}{_LEARN[config.freeze]}",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
     f"depth     {depth}{_together(model.read_group)}",

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from deltajax.checkpoints.huggingface import load_pretrained, save_pretrained
 from deltajax.checkpoints.manager import Checkpoints
 from deltajax.config import (
   ConfigError,
@@ -22,6 +24,7 @@ from deltajax.config import (
   to_dict,
   TrainingConfig,
 )
+from deltajax.training.load import find_model
 from deltajax.training.loop import NonFiniteError, train
 from deltajax.training.run_directory import RunDirectory
 
@@ -286,6 +289,64 @@ def test_float64_needs_x64(corpus, tmp_path):
   with jax.enable_x64(True):
     result = train(config, tmp_path / "run", quiet)
   assert result.state.params["embedding"].dtype == np.float64
+
+
+@pytest.fixture(scope="module")
+def base(corpus, tmp_path_factory):
+  """A trained standard model, and the same with routing at identity."""
+  directory = tmp_path_factory.mktemp("base")
+  standard = {"routing": RoutingConfig(variant="standard")}
+  config = tiny_config(corpus, model=standard)
+  train(config, directory / "run", quiet)
+  model = find_model(directory / "run").load()
+  save_pretrained(directory / "plain", *model)
+  routing = RoutingConfig(variant="delta_block", num_blocks=2, gate="scalar")
+  routed = load_pretrained(directory / "plain", routing)
+  save_pretrained(directory / "routed", *routed, layout="deltajax")
+  return directory
+
+
+def started_from(corpus, directory, **training):
+  model = dataclasses.replace(find_model(directory).config(), dtype="float32")
+  return dataclasses.replace(
+    tiny_config(corpus, **training), model=model, init_from=str(directory)
+  )
+
+
+def test_the_first_loss_of_a_converted_model_is_the_base_models(corpus, base):
+  first = {}
+  for name in ("run", "plain", "routed"):
+    config = started_from(corpus, base / name)
+    result = train(config, base / f"from-{name}", quiet)
+    first[name] = losses(base / f"from-{name}")[0][1]
+    assert result.before["step"] == 0
+    assert (
+      result.validation["validation/loss"] < result.before["validation/loss"]
+    )
+  assert first["run"] == first["plain"]
+  np.testing.assert_allclose(first["routed"], first["plain"], rtol=1e-6)
+  last = losses(base / "run")[-1][1]
+  assert first["run"] < (last + np.log(259)) / 2
+
+
+def test_a_given_model_is_read_again_after_a_death(corpus, base, tmp_path):
+  config = started_from(corpus, base / "routed")
+  whole = train(config, tmp_path / "whole", quiet)
+
+  def die_at_3(line):
+    if line.startswith("step  3"):
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    train(config, tmp_path / "run", die_at_3)
+  part = dataclasses.replace(
+    config, training=dataclasses.replace(config.training, stop_after=10)
+  )
+  train(part, tmp_path / "run", quiet)
+  resumed = train(config, tmp_path / "run", quiet)
+  assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+  assert metrics(tmp_path / "run")[0] == resumed.before == whole.before
+  chex.assert_trees_all_equal(resumed.state, whole.state)
 
 
 def test_nothing_to_do_is_said(corpus, tmp_path):
