@@ -339,6 +339,8 @@ class TrainingConfig:
     eval_sequences: rows of the fixed validation set.
     checkpoint_every: updates between checkpoints.
     keep_checkpoints: how many of the newest checkpoints are kept.
+    keep_every: keep those at multiples of this number of updates, too.
+    keep_best: how many of those with the least validation loss are kept, too.
   """
 
   steps: int = 10_000
@@ -352,6 +354,8 @@ class TrainingConfig:
   eval_sequences: int = 256
   checkpoint_every: int = 500
   keep_checkpoints: int = 3
+  keep_every: int | None = None
+  keep_best: int = 0
 
   def __post_init__(self) -> None:
     _check_positive(
@@ -360,7 +364,9 @@ class TrainingConfig:
       *("steps", "batch_size", "accumulation", "log_every", "eval_every"),
       *("eval_sequences", "checkpoint_every", "keep_checkpoints"),
     )
-    _check_not_negative(self, "training", "z_loss")
+    _check_not_negative(self, "training", "z_loss", "keep_best")
+    if self.keep_every is not None:
+      _check_positive(self, "training", "keep_every")
     if self.stop_after is not None:
       _check_positive(self, "training", "stop_after")
     if self.batch_size % self.accumulation:
@@ -368,6 +374,33 @@ class TrainingConfig:
         f"training.batch_size {self.batch_size} is not divisible by"
         f" training.accumulation {self.accumulation}."
       )
+
+
+@typed_config
+class HealthConfig:
+  """What a run does when something goes wrong.
+
+  Attributes:
+    skip_limit: updates in a row that may be skipped because their loss or
+      gradient is not finite, or their loss is a spike; one more stops the run.
+    spike: standard deviations above the running mean of about 100 losses from
+      which a loss is a spike; None: none is.
+    hang_seconds: after which a step, a validation or a checkpoint that does not
+      end is reported, with the stacks of all threads; None: never. The first
+      step compiles.
+    hang_exits: end the process then, with exit code 4.
+  """
+
+  skip_limit: int = 3
+  spike: float | None = None
+  hang_seconds: float | None = 1800.0
+  hang_exits: bool = False
+
+  def __post_init__(self) -> None:
+    _check_not_negative(self, "health", "skip_limit")
+    for name in ("spike", "hang_seconds"):
+      if getattr(self, name) is not None:
+        _check_positive(self, "health", name)
 
 
 @typed_config
@@ -379,6 +412,7 @@ class RunConfig:
     data: what it reads.
     optimizer: how it learns.
     training: for how long, and what is written down.
+    health: what it does when something goes wrong.
     mesh: of devices.
     hosts: how several hosts find each other.
     init_from: a model directory, a run, or one of its checkpoints, whose
@@ -391,6 +425,7 @@ class RunConfig:
   data: DataConfig = DataConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
+  health: HealthConfig = HealthConfig()
   mesh: MeshConfig = MeshConfig()
   hosts: HostsConfig = HostsConfig()
   init_from: str | None = None

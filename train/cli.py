@@ -15,12 +15,14 @@ import tyro
 from deltajax.config import ConfigError, RunConfig
 from deltajax.routing.validation import check_name, unknown_name
 from deltajax.training.load import find_model, StoredModel
-from deltajax.training.loop import NonFiniteError
+from deltajax.training.stopping import (
+  INTERRUPTED,
+  RUN_ERROR,
+  RunStopped,
+  USAGE_ERROR,
+)
 
 T = TypeVar("T")
-
-USAGE_ERROR = 2
-RUN_ERROR = 1
 
 
 def load_config(path: str, base: StoredModel | None = None) -> RunConfig:
@@ -252,12 +254,12 @@ def main(command: Callable[[list[str]], None]) -> None:
   except ConfigError as error:
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(USAGE_ERROR) from None
-  except NonFiniteError as error:
+  except RunStopped as error:
     print(f"stopped: {error}", file=sys.stderr)
-    raise SystemExit(RUN_ERROR) from None
+    raise SystemExit(error.exit_code) from None
   except OSError as error:
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(RUN_ERROR) from None
   except KeyboardInterrupt:
-    print("interrupted; the same command resumes the run", file=sys.stderr)
-    raise SystemExit(RUN_ERROR) from None
+    print("interrupted; the same command goes on", file=sys.stderr)
+    raise SystemExit(INTERRUPTED) from None

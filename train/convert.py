@@ -34,7 +34,8 @@ from deltajax.checkpoints.names import count_parameters, parameter_shapes
 from deltajax.checkpoints.tensor_files import TensorFiles
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
 from deltajax.training.load import find_model, ModelDirectory
-from train.cli import main, parse_subcommand, RUN_ERROR
+from deltajax.training.stopping import RUN_ERROR
+from train.cli import main, parse_subcommand
 
 STANDARD = RoutingConfig(variant="standard")
 

@@ -1,6 +1,8 @@
 """Where numbers go: metrics.jsonl, TensorBoard and the console."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -92,6 +94,23 @@ def metrics_writer(directory: RunDirectory, step: int) -> MetricsWriter:
   return MetricsWriter()
 
 
+@dataclasses.dataclass(frozen=True)
+class Rates:
+  """How fast a run goes, validation and checkpoints left out.
+
+  Attributes:
+    tokens: that are learnt from, a second.
+    updates: a second.
+    data_wait: share of the time in which the loop waited for its batch.
+    seconds_left: of the run.
+  """
+
+  tokens: float
+  updates: float
+  data_wait: float
+  seconds_left: float
+
+
 class Progress:
   """One console line: step, loss, tokens per second, time left.
 
@@ -111,35 +130,44 @@ class Progress:
     self._clock = clock
     self._seen_step = first_step
     self._seen_time = clock()
-    self._tokens = 0.0
+    self._tokens = self._waited = 0.0
 
   def count(self, tokens: float) -> None:
     """Adds the tokens of an update to the current window."""
     self._tokens += tokens
 
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Counts the time that the block takes as waiting for data."""
+    begin = self._clock()
+    yield
+    self._waited += self._clock() - begin
+
   def skip(self, step: int) -> None:
     """Starts measuring again: leaves out validation and checkpoints."""
     self._seen_step, self._seen_time = step, self._clock()
-    self._tokens = 0.0
+    self._tokens = self._waited = 0.0
 
-  def rates(self, step: int) -> tuple[float, float]:
-    """Tokens per second since the last call, and seconds left."""
+  def rates(self, step: int) -> Rates:
+    """The rates since the last call."""
     now = self._clock()
     elapsed = max(now - self._seen_time, 1e-9)
     steps = max(step - self._seen_step, 1)
-    rates = (
-      self._tokens / elapsed,
-      (self._last_step - step) * elapsed / steps,
+    rates = Rates(
+      tokens=self._tokens / elapsed,
+      updates=steps / elapsed,
+      data_wait=self._waited / elapsed,
+      seconds_left=(self._last_step - step) * elapsed / steps,
     )
-    self._seen_step, self._seen_time, self._tokens = step, now, 0.0
+    self.skip(step)
     return rates
 
-  def line(self, step: int, loss: float, rate: float, left: float) -> str:
+  def line(self, step: int, loss: float, rates: Rates) -> str:
     """The console line."""
     width = len(str(self._last_step))
     return (
       f"step {step:{width}d}/{self._last_step}  loss {loss:.4f}"
-      f"  {readable(rate)} tok/s  {duration(left)} left"
+      f"  {readable(rates.tokens)} tok/s  {duration(rates.seconds_left)} left"
     )
 
 

@@ -1,9 +1,15 @@
 """A run's directory: who it belongs to, and where things lie in it."""
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
+import socket
+
+import jax
 
 from deltajax.config import (
   ConfigError,
@@ -13,10 +19,15 @@ from deltajax.config import (
   to_dict,
 )
 
+LOCK = "lock"
+
 # Fields, and whole sections, that may change between the sessions of one run:
 # where it runs, how it computes what it computes, and what it writes down.
 MUTABLE = frozenset(
   {
+    "health.hang_exits",
+    "health.hang_seconds",
+    "health.skip_limit",
     "hosts",
     "mesh",
     "model.attention",
@@ -30,6 +41,8 @@ MUTABLE = frozenset(
     "training.eval_every",
     "training.checkpoint_every",
     "training.keep_checkpoints",
+    "training.keep_every",
+    "training.keep_best",
     "data.data_dir",
   }
 )
@@ -64,6 +77,41 @@ class RunDirectory:
   def checkpoints(self) -> pathlib.Path:
     """Orbax checkpoints, named by completed updates."""
     return self.root / "checkpoints"
+
+  @property
+  def stacks(self) -> pathlib.Path:
+    """Stacks of all threads, where something hung."""
+    return self.root / f"stacks-{jax.process_index()}.txt"
+
+  @contextlib.contextmanager
+  def locked(self) -> Iterator[None]:
+    """Keeps other processes out while the block runs.
+
+    The lock ends with the process, however that ends.
+
+    Raises:
+      ConfigError: if another process is in.
+    """
+    import fcntl
+
+    with (self.root / LOCK).open("a+") as file:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        file.seek(0)
+        raise ConfigError(
+          f"--workdir {self.root} is in use by process {file.read().strip()};"
+          " two runs would destroy each other's files. Wait for it, or name"
+          " another directory."
+        ) from None
+      except OSError as error:
+        # Some file systems know no locks.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+          raise
+      file.truncate(0)
+      file.write(f"{os.getpid()} of {socket.gethostname()}\n")
+      file.flush()
+      yield
 
   def load_config(self) -> RunConfig:
     """The config that the run was started with."""

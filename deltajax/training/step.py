@@ -22,6 +22,7 @@ from deltajax.models.transformer import (
   TransformerLM,
 )
 from deltajax.routing.sharding import Sharding, use_sharding
+from deltajax.training.health import choose, Health, judge
 from deltajax.training.loss import LossSums, token_loss
 from deltajax.training.mesh import make_sharding, state_shardings
 from deltajax.training.optimizer import (
@@ -38,14 +39,16 @@ class TrainState:
   """Everything that an update changes.
 
   Attributes:
-    step: int32, completed updates.
+    step: int32, completed updates, those that were skipped among them.
     params: unboxed parameters, float32.
     opt_state: of the optimizer, for the parameters that learn.
+    health: which updates were skipped.
   """
 
   step: jax.Array
   params: Any
   opt_state: Any
+  health: Health
 
 
 class Trainer:
@@ -80,6 +83,7 @@ class Trainer:
       step=jnp.int32(0),
       params=params,
       opt_state=self._optimizer.init(learned),
+      health=Health.new(),
     )
 
   def abstract_state(self) -> TrainState:
@@ -138,6 +142,9 @@ class Trainer:
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update; returns the new state and metrics.
 
+    An update that `judge` rejects changes nothing but counts: not the
+    parameters, the moments or the place in the learning rate's schedule.
+
     Micro-batches are scanned inside the step. Each adds its sum of losses
     over the number of tokens of the whole batch, so that their gradients add
     up to those of one big batch, however unequal their counts.
@@ -175,17 +182,30 @@ class Trainer:
     updates, opt_state = self._optimizer.update(
       gradient, state.opt_state, learned
     )
+    loss, norm = sums.loss / denominator, optax.tree.norm(gradient)
+    good, health = judge(self.config.health, state.health, loss, norm)
+    learned, opt_state = choose(
+      good,
+      (optax.apply_updates(learned, updates), opt_state),
+      (learned, state.opt_state),
+    )
     metrics = {
-      "train/loss": sums.loss / denominator,
+      "train/loss": loss,
       "train/z_loss": sums.z_loss / denominator,
-      "train/grad_norm": optax.tree.norm(gradient),
-      "train/learning_rate": self._learning_rate(state.step),
+      "train/grad_norm": norm,
+      "train/learning_rate": self._learning_rate(state.health.made),
       "train/tokens": sums.tokens,
+      "train/skipped": health.skipped,
+      "train/skipped_in_a_row": health.in_a_row,
     }
+    _, routing_gradient = split_routing(gradient)
+    if routing_gradient:
+      metrics["train/routing_grad_norm"] = optax.tree.norm(routing_gradient)
     new_state = TrainState(
       step=state.step + 1,
-      params=join_routing(fixed, optax.apply_updates(learned, updates)),
+      params=join_routing(fixed, learned),
       opt_state=opt_state,
+      health=health,
     )
     return new_state, metrics
 
