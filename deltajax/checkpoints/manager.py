@@ -14,7 +14,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from deltajax.checkpoints.checksums import check, checksums
+
 DAMAGED = "damaged"
+_CHECKSUMS = "checksums"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +90,13 @@ class Checkpoints:
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, *unused: object) -> None:
-    self._manager.close()
+  def __exit__(self, kind: type | None, *unused: object) -> None:
+    try:
+      self._manager.close()
+    except Exception:
+      # What ends the block is worth more than a checkpoint that failed too.
+      if kind is None:
+        raise
 
   def latest_step(self) -> int | None:
     """Updates completed by the newest complete checkpoint, if any."""
@@ -125,7 +133,7 @@ class Checkpoints:
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        data=ocp.args.JsonSave(data),
+        data=ocp.args.JsonSave({**data, _CHECKSUMS: checksums(state)}),
         config=ocp.args.JsonSave(config),
       ),
       metrics=None if validation_loss is None else {"loss": validation_loss},
@@ -136,9 +144,14 @@ class Checkpoints:
     """Waits until nothing is being written; raises as `save`."""
     self._manager.wait_until_finished()
 
+  def is_writing(self) -> bool:
+    """Whether a checkpoint is being written now."""
+    return self._manager.is_saving_in_progress()
+
   def check(self) -> None:
     """Raises what kept a checkpoint from being written, if that is known."""
-    self._manager.check_for_errors()
+    if not self.is_writing():
+      self.wait()
 
   def start_again(self) -> None:
     """Forgets a checkpoint that could not be written, and removes its parts."""
@@ -168,6 +181,10 @@ class Checkpoints:
       step: which one.
       like: a tree of arrays or ShapeDtypeStructs with the shapes and dtypes
         that are expected.
+
+    Raises:
+      ChecksumError: if the arrays are not those that were saved.
+      Exception: whatever keeps Orbax from reading them.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     found = self._manager.restore(
@@ -177,7 +194,9 @@ class Checkpoints:
         data=ocp.args.JsonRestore(),
       ),
     )
-    return Restored(step=step, state=found["state"], data=found["data"])
+    state, data = found["state"], dict(found["data"])
+    check(state, data.pop(_CHECKSUMS))
+    return Restored(step=step, state=state, data=data)
 
   def restore_params(self, step: int, like: Any) -> Any:
     """Reads the parameters of a training state, and nothing else of it.
