@@ -338,6 +338,9 @@ class TrainingConfig:
     eval_every: updates between validations.
     eval_sequences: rows of the fixed validation set.
     checkpoint_every: updates between checkpoints.
+    accept: fields (`training.seed`), sections (`data`) or `data.content` in
+      which a run that is resumed may differ from what it was. Batch k is then
+      that of the new order, whatever was read before.
     keep_checkpoints: how many of the newest checkpoints are kept.
     keep_every: keep those at multiples of this number of updates, too.
     keep_best: how many of those with the least validation loss are kept, too.
@@ -353,6 +356,7 @@ class TrainingConfig:
   eval_every: int = 500
   eval_sequences: int = 256
   checkpoint_every: int = 500
+  accept: tuple[str, ...] = ()
   keep_checkpoints: int = 3
   keep_every: int | None = None
   keep_best: int = 0
@@ -369,6 +373,12 @@ class TrainingConfig:
       _check_positive(self, "training", "keep_every")
     if self.stop_after is not None:
       _check_positive(self, "training", "stop_after")
+    for name in self.accept:
+      if name.split(".")[0] in ("model", "init_from", "freeze"):
+        raise ConfigError(
+          f"training.accept {name!r}: checkpoints hold this model; it cannot"
+          " become another. Start a run with --init-from."
+        )
     if self.batch_size % self.accumulation:
       raise ConfigError(
         f"training.batch_size {self.batch_size} is not divisible by"
@@ -478,8 +488,10 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
   arguments = {}
   for name, value in values.items():
     check_name(f"{cls.__name__} field", name, hints)
-    nested = dataclasses.is_dataclass(hints[name])
-    arguments[name] = from_dict(hints[name], value) if nested else value
+    if dataclasses.is_dataclass(hints[name]):
+      value = from_dict(hints[name], value)
+    # JSON has lists only.
+    arguments[name] = tuple(value) if isinstance(value, list) else value
   return cls(**arguments)
 
 

@@ -205,7 +205,8 @@ def train(
     step = 0
     if restored is not None:
       step, state = restored.step, restored.state
-      _check_data(restored.data, data.train)
+      if "data.content" not in training.accept:
+        _check_data(restored.data, data.train)
       batches.set_state(restored.data["iterator"])
       log(f"resumed after {step} of {training.steps} updates")
     elif given is not None:
@@ -481,5 +482,6 @@ def _check_data(position: dict[str, Any], train: PackedSequences) -> None:
       "the training data are not those that the run was started with:"
       f" fingerprint {position['fingerprint'][:12]} in the checkpoint,"
       f" {train.info.fingerprint[:12]} now. Was the data set built again, by"
-      " another Python?"
+      " another Python? To go on with the new data: --training.accept"
+      " data.content."
     )

@@ -35,6 +35,7 @@ MUTABLE = frozenset(
     "model.read_group",
     "model.remat",
     "model.scan",
+    "training.accept",
     "training.accumulation",
     "training.stop_after",
     "training.log_every",
@@ -145,8 +146,11 @@ class RunDirectory:
     check_same_run(self.load_config(), config, f"--workdir {self.root}")
 
   def claim(self, config: RunConfig) -> None:
-    """Writes config.json, at once or not at all, if there is none."""
-    if self.config.exists():
+    """Writes config.json, at once or not at all.
+
+    One that is there stays, unless the run was allowed to become another.
+    """
+    if self.config.exists() and not config.training.accept:
       return
     self.root.mkdir(parents=True, exist_ok=True)
     text = json.dumps(to_dict(config), indent=2) + "\n"
@@ -161,19 +165,22 @@ class RunDirectory:
 def check_same_run(old: RunConfig, new: RunConfig, what: str) -> None:
   """Raises ConfigError if configs differ in more than `MUTABLE` fields.
 
+  What `training.accept` of the new one names may differ, too.
+
   Args:
     old: what the run was started with.
     new: what it is to be resumed with.
     what: whose config `old` is.
   """
+  may_change = MUTABLE | set(new.training.accept)
   changed = [
     f"  {name}: {before!r} in the run, {after!r} now"
     for name, (before, after) in differences(old, new).items()
-    if name not in MUTABLE and name.split(".")[0] not in MUTABLE
+    if may_change.isdisjoint((name, name.split(".")[0]))
   ]
   if changed:
     raise ConfigError(
       f"{what} belongs to another run; nothing was changed. Name another"
-      " directory, or resume with these fields as they were:\n"
-      + "\n".join(changed)
+      " directory, or resume with these fields as they were (or name those that"
+      " may change: --training.accept):\n" + "\n".join(changed)
     )

@@ -400,6 +400,27 @@ def test_changed_data_are_refused_on_resume(corpus, tmp_path):
     saved.save(11, restored.state, position, to_dict(config))
   with pytest.raises(ConfigError, match="not those that the run was started"):
     train(tiny_config(corpus), tmp_path / "run", quiet)
+  accepting = tiny_config(corpus, accept=("data.content",))
+  assert train(accepting, tmp_path / "run", quiet).step == 20
+
+
+def test_changes_that_are_accepted(corpus, tmp_path):
+  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
+  other = {"seed": 5, "steps": 30, "optimizer": {"learning_rate": 1e-3}}
+  accept = ("training.seed", "training.steps", "optimizer")
+  with pytest.raises(ConfigError, match=r"training\.seed: 0 in the run, 5 now"):
+    train(
+      tiny_config(corpus, **other, accept=accept[1:]), tmp_path / "run", quiet
+    )
+  config = tiny_config(corpus, **other, accept=accept)
+  lines = []
+  train(config, tmp_path / "run", lines.append)
+  assert "resumed after 10 of 30 updates" in lines
+  # It is the run's own from now on.
+  again = tiny_config(corpus, **other)
+  assert train(again, tmp_path / "run", quiet).step == 30
+  with pytest.raises(ConfigError, match="cannot become another"):
+    tiny_config(corpus, accept=("model.width",))
 
 
 @pytest.mark.parametrize(
