@@ -343,6 +343,8 @@ class TrainingConfig:
       that of the new order, whatever was read before.
     keep_checkpoints: how many of the newest checkpoints are kept.
     keep_every: keep those at multiples of this number of updates, too.
+    wandb_project: metrics also go to this project of Weights & Biases; where
+      WANDB_MODE is `offline`, to files for a later upload.
     keep_best: how many of those with the least validation loss are kept, too.
   """
 
@@ -360,6 +362,7 @@ class TrainingConfig:
   keep_checkpoints: int = 3
   keep_every: int | None = None
   keep_best: int = 0
+  wandb_project: str | None = None
 
   def __post_init__(self) -> None:
     _check_positive(

@@ -35,6 +35,7 @@ from deltajax.training.load import (
 )
 from deltajax.training.mesh import place_batch
 from deltajax.training.metrics import (
+  import_wandb,
   metrics_writer,
   MetricsWriter,
   Progress,
@@ -221,7 +222,7 @@ def train(
       trainer=trainer,
       data=data,
       saver=Saver(saved, training.checkpoint_every, log),
-      writer=stack.enter_context(metrics_writer(directory, step)),
+      writer=stack.enter_context(metrics_writer(directory, config, step)),
       progress=Progress(step, last_step),
       watchdog=stack.enter_context(_watchdog(config, directory)),
       stop=stack.enter_context(stop_requests()),
@@ -279,6 +280,8 @@ def _prepare(
       " JAX_ENABLE_X64=1."
     )
   directory.check(config)
+  if config.training.wandb_project is not None:
+    import_wandb()
   trainer = Trainer(config)
   attention_choice(config, trainer.sharding)
   depth_choice(config, trainer.sharding)

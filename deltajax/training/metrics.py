@@ -1,15 +1,16 @@
 """Where numbers go: metrics.jsonl, TensorBoard and the console."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import time
 from typing import Any
 
-from deltajax.config import ConfigError
+from deltajax.config import ConfigError, RunConfig, to_dict
 from deltajax.training import hosts
 from deltajax.training.run_directory import RunDirectory
 
@@ -61,6 +62,70 @@ class FileMetricsWriter(MetricsWriter):
       self._tensorboard.add_scalar(name, value, step)
 
 
+class WandbWriter(MetricsWriter):
+  """Sends metrics to Weights & Biases, all sessions of a run as one run there.
+
+  Args:
+    directory: of the run; a file in it remembers the run's id.
+    config: of the run.
+  """
+
+  def __init__(self, directory: RunDirectory, config: RunConfig):
+    wandb = import_wandb()
+    directory.wandb.mkdir(exist_ok=True)
+    remembered = directory.wandb / "id.txt"
+    if not remembered.exists():
+      remembered.write_text(secrets.token_hex(4))
+    self._run = wandb.init(
+      project=config.training.wandb_project,
+      name=directory.root.name,
+      id=remembered.read_text(),
+      resume="allow",
+      dir=directory.root,
+      config=to_dict(config),
+    )
+
+  def __exit__(self, *unused: object) -> None:
+    self._run.finish()
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Sends one line."""
+    numbers = {name: float(value) for name, value in values.items()}
+    self._run.log(numbers, step=step)
+
+
+class SeveralWriters(MetricsWriter):
+  """Writes to several places.
+
+  Args:
+    writers: of each.
+  """
+
+  def __init__(self, writers: Sequence[MetricsWriter]):
+    self._writers = writers
+
+  def __exit__(self, *unused: object) -> None:
+    for writer in self._writers:
+      writer.__exit__(*unused)
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes one line to each."""
+    for writer in self._writers:
+      writer.write(step, values)
+
+
+def import_wandb() -> Any:
+  """The package; raises ConfigError, with the remedy, if it is not there."""
+  try:
+    import wandb
+  except ImportError as error:
+    raise ConfigError(
+      f"training.wandb_project needs wandb ({error}): pip install"
+      " 'deltajax[wandb]', or leave it out."
+    ) from None
+  return wandb
+
+
 def _drop_lines_after(path: pathlib.Path, step: int) -> None:
   """Rewrites a metrics file, at once or not at all, up to an update.
 
@@ -82,16 +147,22 @@ def _drop_lines_after(path: pathlib.Path, step: int) -> None:
   os.replace(temporary, path)
 
 
-def metrics_writer(directory: RunDirectory, step: int) -> MetricsWriter:
+def metrics_writer(
+  directory: RunDirectory, config: RunConfig, step: int
+) -> MetricsWriter:
   """The writer of this host: one host writes.
 
   Args:
     directory: of the run.
+    config: of the run.
     step: updates that are completed.
   """
-  if hosts.is_main_host():
-    return FileMetricsWriter(directory, step)
-  return MetricsWriter()
+  if not hosts.is_main_host():
+    return MetricsWriter()
+  files = FileMetricsWriter(directory, step)
+  if config.training.wandb_project is None:
+    return files
+  return SeveralWriters([files, WandbWriter(directory, config)])
 
 
 @dataclasses.dataclass(frozen=True)

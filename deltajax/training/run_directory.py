@@ -44,6 +44,7 @@ MUTABLE = frozenset(
     "training.keep_checkpoints",
     "training.keep_every",
     "training.keep_best",
+    "training.wandb_project",
     "data.data_dir",
   }
 )
@@ -113,6 +114,11 @@ class RunDirectory:
       file.write(f"{os.getpid()} of {socket.gethostname()}\n")
       file.flush()
       yield
+
+  @property
+  def wandb(self) -> pathlib.Path:
+    """What Weights & Biases keeps here."""
+    return self.root / "wandb"
 
   def load_config(self) -> RunConfig:
     """The config that the run was started with."""

@@ -404,6 +404,32 @@ def test_changed_data_are_refused_on_resume(corpus, tmp_path):
   assert train(accepting, tmp_path / "run", quiet).step == 20
 
 
+def test_weights_and_biases_offline(corpus, tmp_path, monkeypatch):
+  monkeypatch.setenv("WANDB_MODE", "offline")
+  monkeypatch.setenv("WANDB_SILENT", "true")
+  for stop_after in (5, 10):
+    config = tiny_config(
+      corpus, wandb_project="deltajax-tests", stop_after=stop_after
+    )
+    train(config, tmp_path / "run", quiet)
+  # Two sessions of one run, for a later `wandb sync`.
+  files = list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
+  assert len(files) == 2
+  identity = (tmp_path / "run" / "wandb" / "id.txt").read_text()
+  assert {path.stem for path in files} == {f"run-{identity}"}
+  assert all(b"train/loss" in path.read_bytes() for path in files)
+
+
+def test_weights_and_biases_that_are_not_installed(
+  corpus, tmp_path, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, "wandb", None)
+  config = tiny_config(corpus, wandb_project="deltajax-tests")
+  with pytest.raises(ConfigError, match=r"pip install 'deltajax\[wandb\]'"):
+    train(config, tmp_path / "run", quiet)
+  assert not (tmp_path / "run").exists()
+
+
 def test_changes_that_are_accepted(corpus, tmp_path):
   train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
   other = {"seed": 5, "steps": 30, "optimizer": {"learning_rate": 1e-3}}
