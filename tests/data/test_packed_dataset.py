@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from deltajax.data import storage
+from deltajax.data import packing, storage
 from deltajax.data.packed_dataset import open_packed, pack_texts, write_packed
 from deltajax.data.packing import PackedSequences
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
@@ -78,16 +78,16 @@ def test_rows_equal_those_packed_in_memory(texts, tmp_path, split):
   assert_same_rows(stored, wanted)
 
 
-def test_shards_and_writing_in_parts_change_nothing(tmp_path, monkeypatch):
+def test_shards_change_nothing(tmp_path, monkeypatch):
   documents = [np.arange(k % 40) for k in range(200)]
-  monkeypatch.setattr("deltajax.data.packed_dataset._ROWS_PER_SHARD", 10)
-  monkeypatch.setattr("deltajax.data.packed_dataset._ROWS_AT_ONCE", 7)
   options = {"tokenizer": ByteTokenizer(), "sequence_length": T}
+  wanted = PackedSequences.pack(documents, **options)
+  monkeypatch.setattr(packing, "TOKENS_PER_SHARD", 10 * (T + 1) + 5)
   write_packed(tmp_path, {"train": documents}, **options)
-  assert len(list(tmp_path.glob("*array_record*"))) > 5
-  assert_same_rows(
-    open_packed(tmp_path, "train"), PackedSequences.pack(documents, **options)
-  )
+  assert len(list(tmp_path.glob("*array_record*"))) == -(-len(wanted) // 10) > 5
+  stored = open_packed(tmp_path, "train")
+  assert_same_rows(stored, wanted)
+  assert stored.info == PackedSequences.pack(documents, **options).info
 
 
 def test_packed_once(texts, tmp_path):
