@@ -16,9 +16,11 @@ from typing import Any
 from array_record.python import array_record_module
 import numpy as np
 import tensorflow_datasets as tfds
+from tensorflow_datasets.proto import tf_example_pb2
 
 from deltajax.data import storage
 from deltajax.data.packing import (
+  pack_rows,
   PackedRow,
   PackedSequences,
   Packer,
@@ -129,12 +131,12 @@ def write_packed(
   splits = {}
   for split, of_split in documents.items():
     packer = Packer(tokenizer, sequence_length)
-    rows = _all_rows(packer, of_split)
+    rows = pack_rows(packer, of_split)
     shards: list[Shard] = []
     for row in rows:
       some = itertools.islice(rows, rows_per_shard(sequence_length) - 1)
       file = directory / f"{split}.{len(shards)}"
-      shards.append(write_shard(file, itertools.chain([row], some), tokenizer))
+      shards.append(write_shard(file, itertools.chain([row], some)))
     for k in range(len(shards)):
       name = shard_name(split, k, len(shards))
       os.rename(directory / f"{split}.{k}", directory / name)
@@ -154,11 +156,8 @@ def shard_name(split: str, number: int, count: int) -> str:
   return f"{_NAME}-{split}.array_record-{number:05}-of-{count:05}"
 
 
-def write_shard(
-  file: Path, rows: Iterable[PackedRow], tokenizer: Tokenizer
-) -> Shard:
+def write_shard(file: Path, rows: Iterable[PackedRow]) -> Shard:
   """Writes rows to a file, one by one."""
-  serialize = _features(tokenizer).serialize_example
   # Rows are read one by one, hence compressed so.
   writer = array_record_module.ArrayRecordWriter(
     os.fspath(file), "group_size:1,zstd:1"
@@ -168,7 +167,7 @@ def write_shard(
   def write_all() -> Iterator[PackedRow]:
     nonlocal num_rows, num_bytes
     for row in rows:
-      record = serialize(row._asdict())
+      record = _record(row)
       writer.write(record)
       num_rows += 1
       num_bytes += len(record)
@@ -264,8 +263,8 @@ def check_packed_for(
   if metadata["tokenizer"] != tokenizer.fingerprint:
     raise ConfigError(
       f"{where} with the tokenizer of fingerprint {metadata['tokenizer']!r};"
-      f" that of the run has {tokenizer.fingerprint!r}. Use the same, or prepare"
-      " the corpus again."
+      f" that of the run has {tokenizer.fingerprint!r}. Use the same, or"
+      " prepare the corpus again."
     )
 
 
@@ -312,16 +311,17 @@ class _StoredRows:
     return PackedRow(**self._records[k])
 
 
-def _all_rows(
-  packer: Packer, documents: Iterable[np.ndarray]
-) -> Iterator[PackedRow]:
-  for document in documents:
-    yield from packer.add(document)
-  yield from packer.finish()
-
-
 def _metadata(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
   return builder.info.metadata or {}
+
+
+def _record(row: PackedRow) -> bytes:
+  """A row as `_features` says; the same bytes in every process."""
+  example = tf_example_pb2.Example()
+  for name, values in row._asdict().items():
+    example.features.feature[name].bytes_list.value.append(values.tobytes())
+  # TFDS's own serializer leaves the order of the features to chance.
+  return example.SerializeToString(deterministic=True)
 
 
 def _features(tokenizer: Tokenizer) -> tfds.features.FeaturesDict:

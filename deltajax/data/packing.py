@@ -179,6 +179,37 @@ class Packer:
     )
 
 
+def pack_rows(
+  packer: Packer, documents: Iterable[np.ndarray]
+) -> Iterator[PackedRow]:
+  """Yields all rows of some documents."""
+  for document in documents:
+    yield from packer.add(document)
+  yield from packer.finish()
+
+
+def check_fills_a_row(
+  num_tokens: int, num_documents: int, sequence_length: int
+) -> None:
+  """Raises ConfigError if a corpus has no text, or less than one row of it.
+
+  Args:
+    num_tokens: bos and eos counted.
+    num_documents: of the corpus.
+    sequence_length: T.
+  """
+  if num_tokens == 2 * num_documents:
+    raise ConfigError(
+      f"the corpus is empty: {num_documents} documents without a single token."
+    )
+  if num_tokens < sequence_length + 1:
+    raise ConfigError(
+      f"the corpus has {num_tokens} tokens, fewer than one row of "
+      f"sequence_length + 1 = {sequence_length + 1}; use a sequence_length of "
+      f"at most {num_tokens - 1}, or a larger corpus."
+    )
+
+
 class PackedRows(Protocol):
   """Where rows are kept."""
 
@@ -202,17 +233,7 @@ class PackedSequences:
     Raises:
       ConfigError: no tokens, or fewer tokens than one row.
     """
-    if info.num_tokens == 2 * info.num_documents:
-      raise ConfigError(
-        f"the corpus is empty: {info.num_documents} documents without a single"
-        " token."
-      )
-    if info.num_tokens < info.sequence_length + 1:
-      raise ConfigError(
-        f"the corpus has {info.num_tokens} tokens, fewer than one row of "
-        f"sequence_length + 1 = {info.sequence_length + 1}; use a "
-        f"sequence_length of at most {info.num_tokens - 1}, or a larger corpus."
-      )
+    check_fills_a_row(info.num_tokens, info.num_documents, info.sequence_length)
     self._rows = rows
     self.info = info
 
@@ -226,8 +247,7 @@ class PackedSequences:
   ) -> "PackedSequences":
     """Packs `documents` in memory; see `Packer`."""
     packer = Packer(tokenizer, sequence_length)
-    rows = [row for document in documents for row in packer.add(document)]
-    rows += packer.finish()
+    rows = list(pack_rows(packer, documents))
     size = rows_per_shard(sequence_length)
     info = packing_info(
       tokenizer,

@@ -166,9 +166,7 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
   builder = open_dataset(directory)
   # A split without documents is not written, hence unknown too.
   check_has(directory, "split", split, builder.info.splits)
-  features = builder.info.features
-  names = features.keys() if hasattr(features, "keys") else ()
-  check_has(directory, "feature", "text", names)
+  check_feature(builder, "text")
   for record in records(builder, split):
     text = record["text"]
     if not isinstance(text, (bytes, str)):
@@ -177,6 +175,13 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
         f"{type(text).__name__}."
       )
     yield text.decode("utf-8") if isinstance(text, bytes) else text
+
+
+def check_feature(builder: tfds.core.DatasetBuilder, name: str) -> None:
+  """Raises ConfigError unless the records have a feature of this name."""
+  features = builder.info.features
+  names = features.keys() if hasattr(features, "keys") else ()
+  check_has(builder.data_dir, "feature", name, names)
 
 
 def check_has(
