@@ -107,7 +107,10 @@ def open_parquet(path: str, column: str) -> Any:
   try:
     # Read as needed: a row group may be larger than memory.
     file = pyarrow.parquet.ParquetFile(
-      path, pre_buffer=False, buffer_size=_CHUNK
+      path,
+      pre_buffer=False,
+      buffer_size=_CHUNK,
+      page_checksum_verification=True,
     )
   except (OSError, pyarrow.ArrowException) as error:
     raise ConfigError(f"{path} cannot be read as parquet: {error}") from None
