@@ -3,12 +3,13 @@
     python benchmarks/prepare_data.py
     python benchmarks/prepare_data.py --memory --megabytes 1000
 
-Text is generated: words of syllables, as frequent as Zipf says, in FineWeb-Edu's
-schema, and a byte-level BPE tokenizer trained on it. The rate to compare with
-is `encode_batch` of the same texts on as many threads as preparation has
-processes, without reading and writing; preparation is measured from its start
-to the finished data set. `--memory` prepares only, and adds up what all its
-processes hold, shared pages counted for each. Linux only.
+Text is generated: words of syllables, as frequent as Zipf says, in the schema
+of FineWeb-Edu, and a byte-level BPE tokenizer trained on it. The rate to
+compare with is `encode_batch` of the same texts on as many threads as
+preparation has processes, without reading and writing; preparation is measured
+from the start of the command to the finished data set. `--memory` prepares
+only, and adds up what all processes hold, shared pages counted in each. Linux
+only.
 """
 
 from collections.abc import Iterator
@@ -28,13 +29,13 @@ from typing import Any
 import numpy as np
 import tyro
 
-ROOT = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.config import ConfigError
 from deltajax.data.workers import available_cores
 from train.cli import check_json_file, main, write_json_file
 
+ROOT = pathlib.Path(__file__).parents[1]
 MIB = 2**20
 
 
@@ -96,34 +97,8 @@ class Speed:
 def generated(count: int, seed: int = 0) -> list[str]:
   """Documents of 100 to 1200 words."""
   rng = np.random.default_rng(seed)
-  onsets = [
-    "b",
-    "c",
-    "d",
-    "f",
-    "g",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "w",
-    "z",
-    "st",
-    "tr",
-    "ch",
-    "sh",
-    "th",
-    "br",
-    "pl",
-  ]
-  vowels = ["a", "e", "i", "o", "u", "ea", "ou", "ai", "io"]
+  onsets = [*"bcdfghjklmnprstvwz", *("st", "tr", "ch", "sh", "th", "br", "pl")]
+  vowels = [*"aeiou", *("ea", "ou", "ai", "io")]
   syllables = [
     x + y + z for x in onsets for y in vowels for z in ("", *"nrstl")
   ]

@@ -284,18 +284,16 @@ class _WriteShard:
     tokenizer = self.tokenizer.load()
     skip, documents = shard_documents(self.shard, token_dtype(tokenizer))
     packer = Packer(tokenizer, self.sequence_length, skip=skip)
-    documents_told = tokens_told = 0
     rows = pack_rows(packer, documents)
+    started = tokens = 0
     for k in range(self.shard.num_rows):
-      yield next(rows)
-      last = k == self.shard.num_rows - 1
-      if last or packer.num_tokens - tokens_told >= _TOKENS_BETWEEN_TICKS:
-        tick(
-          packer.num_documents - documents_told,
-          packer.num_tokens - tokens_told,
-        )
-        documents_told = packer.num_documents
-        tokens_told = packer.num_tokens
+      row = next(rows)
+      yield row
+      started += len(row.starts)
+      tokens += len(row.tokens)
+      if tokens >= _TOKENS_BETWEEN_TICKS or k == self.shard.num_rows - 1:
+        tick(started, tokens)
+        started = tokens = 0
 
 
 class _Progress:
