@@ -82,32 +82,35 @@ class Manifest:
     text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
     (directory / FILE_NAME).write_text(text)
 
-  def check_same(
-    self, directory: Path, wanted: Mapping[str, Any], sha256: Sequence[str]
-  ) -> None:
-    """Raises ConfigError unless this is what would be made.
+  def check_same(self, directory: Path, decided: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless it has these fields; names one that differs.
 
     Args:
       directory: of this manifest.
-      wanted: fields of the manifest that there would be.
-      sha256: of its sources.
+      decided: fields of the manifest that there would be.
     """
-    place = f"{directory} holds a data set that was prepared"
-    advice = "name another directory, or remove it."
-    for name, value in wanted.items():
+    for name, value in decided.items():
       found = getattr(self, name)
       if found != value:
         raise ConfigError(
-          f"{place} with {name} {found}; now it is {value}: {advice}"
+          f"{directory} holds a data set that was prepared with {name} {found};"
+          f" now it is {value}: name another directory, or remove it."
         )
-    there = [source.sha256 for source in self.sources]
-    if there != list(sha256):
-      changed = [
-        source.path
-        for source, now in zip(self.sources, sha256, strict=False)
-        if source.sha256 != now
-      ] or [f"{len(there)} parts, now {len(sha256)}"]
-      raise ConfigError(f"{place} from other sources ({changed[0]}): {advice}")
+
+  def check_sources(self, directory: Path, sha256: Sequence[str]) -> None:
+    """Raises ConfigError unless it was made from these; see `check_same`."""
+    before = [source.sha256 for source in self.sources]
+    if before == list(sha256):
+      return
+    changed = [
+      source.path
+      for source, now in zip(self.sources, sha256, strict=False)
+      if source.sha256 != now
+    ] or [f"{len(before)} parts, now {len(sha256)}"]
+    raise ConfigError(
+      f"{directory} holds a data set that was prepared from other sources"
+      f" ({changed[0]}): name another directory, or remove it."
+    )
 
 
 def read_manifest(directory: Path) -> Manifest:

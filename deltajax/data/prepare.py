@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -21,22 +20,19 @@ import shutil
 import time
 from typing import Any
 
-from deltajax.data.encoding import encode_part, EncodedPart
 from deltajax.data.manifest import FILE_NAME, Manifest, read_manifest, Source
 from deltajax.data.packed_dataset import (
   PACK_VERSION,
   PackedSplit,
   Shard,
-  shard_name,
   write_metadata,
-  write_shard,
 )
-from deltajax.data.packing import (
-  pack_rows,
-  PackedRow,
-  Packer,
-  packing_info,
-  token_dtype,
+from deltajax.data.packing import packing_info
+from deltajax.data.prepare_tasks import (
+  Encode,
+  Hash,
+  StoredTokenizer,
+  WriteShard,
 )
 from deltajax.data.records import Reading
 from deltajax.data.sources import check_part, find_parts, Part
@@ -46,25 +42,17 @@ from deltajax.data.split_plan import (
   plan_shards,
   plan_splits,
   PlannedPart,
-  PlannedShard,
   RULE,
-  shard_documents,
   split_sizes,
 )
 from deltajax.data.tokenizer_file import FileTokenizer
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
-from deltajax.data.workers import (
-  available_cores,
-  start_workers,
-  Tick,
-  Workers,
-)
+from deltajax.data.workers import available_cores, start_workers, Workers
 from deltajax.routing.validation import ConfigError
 
 TOKENIZER_DIRECTORY = "tokenizer"
 _LOCK = "lock"
 _SECONDS_BETWEEN_LINES = 10
-_TOKENS_BETWEEN_TICKS = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,174 +114,109 @@ def prepare(
   if workers < 0:
     raise ConfigError(f"workers must be at least 0, got {workers}.")
   tokenizer = get_tokenizer(corpus.tokenizer)
-  wanted = _decided(corpus, tokenizer)
+  decided = _decided(corpus, tokenizer)
+  there = _existing(out)
+  if there is not None:
+    there.check_same(out, decided)
   parts = find_parts(corpus.sources, kind=corpus.kind, pattern=corpus.pattern)
   for part in parts:
     check_part(part, corpus.reading)
-  there = _existing(out)
   size = sum(part.num_bytes() for part in parts)
-  log(
-    f"sources    {len(parts)} parts, {size / 1e6:.1f} MB"
-    f"\ntokenizer  {corpus.tokenizer}, {tokenizer.vocab_size} ids"
-  )
-  threads = max(1, workers // len(parts))
-  with start_workers(workers, threads=threads) as pool:
+  log(f"sources    {len(parts)} parts, {size / 1e6:.1f} MB")
+  log(f"tokenizer  {corpus.tokenizer}, {tokenizer.vocab_size} ids")
+  with start_workers(workers, threads=max(1, workers // len(parts))) as pool:
     if there is not None:
-      there.check_same(out, wanted, pool.run([_Hash(part) for part in parts]))
+      there.check_sources(out, pool.run([Hash(part) for part in parts]))
       shutil.rmtree(_scratch_of(out), ignore_errors=True)
       log(f"written    {out}, before")
       return there
     with _scratch(out) as scratch:
-      return _prepare(corpus, tokenizer, wanted, parts, out, scratch, pool, log)
-
-
-def _prepare(
-  corpus: Corpus,
-  tokenizer: Tokenizer,
-  wanted: dict[str, Any],
-  parts: Sequence[Part],
-  out: Path,
-  scratch: Path,
-  pool: Workers,
-  log: Callable[[str], None],
-) -> Manifest:
-  length = corpus.sequence_length
-  stored = _StoredTokenizer(corpus.tokenizer, tokenizer.fingerprint)
-  encoded = pool.run(
-    [
-      _Encode(part, corpus.reading, stored, str(scratch / "parts"))
-      for part in parts
-    ],
-    _Progress("encoded", len(parts), "parts", log),
-  )
-  planned = plan_splits(encoded, corpus.fractions, scratch / "places")
-  check_splits(planned, corpus.fractions, length)
-  names = corpus.fractions.names()
-
-  key = json.dumps([wanted, [part.directory for part in encoded]])
-  digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-  rows, done = scratch / f"rows-{digest}", scratch / f"done-{digest}"
-  for other in {*scratch.glob("rows-*"), *scratch.glob("done-*")}:
-    if other not in (rows, done):
-      shutil.rmtree(other)
-  rows.mkdir(exist_ok=True)
-  done.mkdir(exist_ok=True)
-  tasks = [
-    _WriteShard(shard, length, stored, str(rows), str(done))
-    for name in names
-    for shard in plan_shards(planned, name, length)
-  ]
-  shards = pool.run(tasks, _Progress("packed", len(tasks), "shards", log))
-
-  splits = {}
-  for name in names:
-    documents, tokens = split_sizes(planned, name)
-    own = [
-      shard
-      for task, shard in zip(tasks, shards, strict=True)
-      if task.shard.split == name
-    ]
-    info = packing_info(
-      tokenizer,
-      length,
-      num_tokens=tokens,
-      num_documents=documents,
-      shard_digests=[shard.digest for shard in own],
-    )
-    splits[name] = PackedSplit(info, own)
-  write_metadata(rows, splits, tokenizer)
-  _copy_tokenizer(tokenizer, rows / TOKENIZER_DIRECTORY)
-  manifest = _manifest(wanted, corpus.tokenizer, parts, planned, splits)
-  manifest.write(rows)
-  os.rename(rows, out)
+      job = _Job(corpus, tokenizer, decided, scratch, pool, log)
+      planned = job.encode(parts)
+      rows, splits = job.pack(planned)
+      manifest = _manifest(decided, corpus.tokenizer, parts, planned, splits)
+      manifest.write(rows)
+      os.sync()  # What is in place has reached the disk.
+      os.rename(rows, out)
   log(f"written    {out}")
   return manifest
 
 
 @dataclasses.dataclass(frozen=True)
-class _StoredTokenizer:
-  """How a process of its own finds the tokenizer."""
+class _Job:
+  """Preparation, in its two halves."""
 
-  name: str
-  fingerprint: str
+  corpus: Corpus
+  tokenizer: Tokenizer
+  decided: dict[str, Any]
+  scratch: Path
+  pool: Workers
+  log: Callable[[str], None]
 
-  def load(self) -> Tokenizer:
-    tokenizer = _load_tokenizer(self)
-    if tokenizer.fingerprint != self.fingerprint:
-      raise ConfigError(f"tokenizer {self.name} was changed since the start.")
-    return tokenizer
+  @property
+  def stored(self) -> StoredTokenizer:
+    """The tokenizer, for other processes."""
+    return StoredTokenizer(self.corpus.tokenizer, self.tokenizer.fingerprint)
 
-
-@functools.lru_cache(maxsize=1)
-def _load_tokenizer(stored: _StoredTokenizer) -> Tokenizer:
-  return get_tokenizer(stored.name)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Hash:
-  part: Part
-
-  def run(self, tick: Tick) -> str:
-    return self.part.sha256()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Encode:
-  part: Part
-  reading: Reading
-  tokenizer: _StoredTokenizer
-  directory: str
-
-  def run(self, tick: Tick) -> EncodedPart:
-    return encode_part(
-      self.part,
-      reading=self.reading,
-      tokenizer=self.tokenizer.load(),
-      directory=self.directory,
-      tick=tick,
+  def encode(self, parts: Sequence[Part]) -> list[PlannedPart]:
+    """Encodes all documents, and decides where they go."""
+    directory = str(self.scratch / "parts")
+    encoded = self.pool.run(
+      [
+        Encode(part, self.corpus.reading, self.stored, directory)
+        for part in parts
+      ],
+      _Progress("encoded", len(parts), "parts", self.log),
     )
+    fractions = self.corpus.fractions
+    planned = plan_splits(encoded, fractions, self.scratch / "places")
+    check_splits(planned, fractions, self.corpus.sequence_length)
+    return planned
 
+  def pack(
+    self, planned: Sequence[PlannedPart]
+  ) -> tuple[Path, dict[str, PackedSplit]]:
+    """Writes the rows; returns their directory, and what is in it."""
+    length = self.corpus.sequence_length
+    rows, done = self._directories(planned)
+    tasks = [
+      WriteShard(shard, length, self.stored, str(rows), str(done))
+      for name in self.corpus.fractions.names()
+      for shard in plan_shards(planned, name, length)
+    ]
+    progress = _Progress("packed", len(tasks), "shards", self.log)
+    shards: dict[str, list[Shard]] = {}
+    for task, shard in zip(tasks, self.pool.run(tasks, progress), strict=True):
+      shards.setdefault(task.shard.split, []).append(shard)
+    splits = {}
+    for name, own in shards.items():
+      documents, tokens = split_sizes(planned, name)
+      info = packing_info(
+        self.tokenizer,
+        length,
+        num_tokens=tokens,
+        num_documents=documents,
+        shard_digests=[shard.digest for shard in own],
+      )
+      splits[name] = PackedSplit(info, own)
+    write_metadata(rows, splits, self.tokenizer)
+    _copy_tokenizer(self.tokenizer, rows / TOKENIZER_DIRECTORY)
+    return rows, splits
 
-@dataclasses.dataclass(frozen=True)
-class _WriteShard:
-  """Writes the rows of a shard, and beside it what is known of them."""
-
-  shard: PlannedShard
-  sequence_length: int
-  tokenizer: _StoredTokenizer
-  directory: str
-  done: str
-
-  def run(self, tick: Tick) -> Shard:
-    shard = self.shard
-    name = shard_name(shard.split, shard.number, shard.count)
-    known = Path(self.done, name)
-    if known.is_file():
-      fields = json.loads(known.read_text())
-      return Shard(**fields | {"digest": bytes.fromhex(fields["digest"])})
-    file = Path(self.directory, name)
-    written = write_shard(file, self._rows(tick))
-    assert written.num_rows == shard.num_rows, (name, written)
-    fields = dataclasses.asdict(written) | {"digest": written.digest.hex()}
-    temporary = known.with_suffix(".tmp")
-    temporary.write_text(json.dumps(fields))
-    os.rename(temporary, known)
-    return written
-
-  def _rows(self, tick: Tick) -> Iterator[PackedRow]:
-    tokenizer = self.tokenizer.load()
-    skip, documents = shard_documents(self.shard, token_dtype(tokenizer))
-    packer = Packer(tokenizer, self.sequence_length, skip=skip)
-    rows = pack_rows(packer, documents)
-    started = tokens = 0
-    for k in range(self.shard.num_rows):
-      row = next(rows)
-      yield row
-      started += len(row.starts)
-      tokens += len(row.tokens)
-      if tokens >= _TOKENS_BETWEEN_TICKS or k == self.shard.num_rows - 1:
-        tick(started, tokens)
-        started = tokens = 0
+  def _directories(self, planned: Sequence[PlannedPart]) -> tuple[Path, Path]:
+    """Of rows, and of notes on them; those of other plans are removed."""
+    key = [self.decided, [part.encoded.directory for part in planned]]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    rows, done = (
+      self.scratch / f"rows-{digest}",
+      self.scratch / f"done-{digest}",
+    )
+    for other in (*self.scratch.glob("rows-*"), *self.scratch.glob("done-*")):
+      if other not in (rows, done):
+        shutil.rmtree(other)
+    rows.mkdir(exist_ok=True)
+    done.mkdir(exist_ok=True)
+    return rows, done
 
 
 class _Progress:
@@ -325,9 +248,9 @@ def _scratch_of(out: Path) -> Path:
 
 @contextlib.contextmanager
 def _scratch(out: Path) -> Iterator[Path]:
-  """The directory of what is not finished: ours alone; goes when all is done.
+  """The directory of what is not finished, for one process at a time.
 
-  It stays when something is raised.
+  It goes when all is done, or when something is raised before anything is.
   """
   scratch = _scratch_of(out)
   if scratch.exists() and not (scratch / _LOCK).exists():
@@ -343,8 +266,13 @@ def _scratch(out: Path) -> Iterator[Path]:
     except OSError:
       raise ConfigError(f"another process is preparing {out} now.") from None
     for left in (scratch / "parts").glob(".*"):
-      shutil.rmtree(left, ignore_errors=True)
-    yield scratch
+      shutil.rmtree(left)
+    try:
+      yield scratch
+    except BaseException:
+      if not any((scratch / "parts").iterdir()):
+        shutil.rmtree(scratch)
+      raise
     shutil.rmtree(scratch)
 
 

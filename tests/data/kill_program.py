@@ -11,12 +11,12 @@ import random
 import signal
 import sys
 
-from deltajax.data import encoding, packing, prepare, workers
+from deltajax.data import encoding, packing, prepare, prepare_tasks, workers
 from deltajax.data.split_plan import Fractions
 
 encoding._BYTES_AT_ONCE = 2000
 packing.TOKENS_PER_SHARD = 4000
-prepare._TOKENS_BETWEEN_TICKS = 500
+prepare_tasks._TOKENS_BETWEEN_TICKS = 500
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile")
 
