@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import pathlib
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.config import ConfigError
 from deltajax.data.workers import available_cores
+from deltajax.routing.validation import check_name
 from train.cli import check_json_file, main, write_json_file
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -49,14 +51,15 @@ class Options:
     vocab_size: of the tokenizer.
     tokenizer: `bpe`, or `bytes` (with --memory).
     sequence_length: T.
-    workers: processes, and threads of the library; None for all cores.
+    workers: processes, and threads of the library; None for all cores, 0 for
+      the process of the command.
     rounds: how often each is measured, in turns; the median counts.
     memory: measure memory instead of speed.
     workdir: where everything is written; it is removed.
     json: also write the rows to this file.
   """
 
-  megabytes: float = 64
+  megabytes: float = 256
   files: int = 8
   vocab_size: int = 32_000
   tokenizer: str = "bpe"
@@ -66,12 +69,6 @@ class Options:
   memory: bool = False
   workdir: pathlib.Path = pathlib.Path(tempfile.gettempdir())
   json: pathlib.Path | None = None
-
-  def __post_init__(self) -> None:
-    if self.tokenizer not in ("bpe", "bytes"):
-      raise ConfigError(f"unknown tokenizer {self.tokenizer!r}: bpe or bytes.")
-    if self.tokenizer == "bytes" and not self.memory:
-      raise ConfigError("tokenizer 'bytes' has no library to compare with.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,11 +215,11 @@ def check_done(process: subprocess.Popen) -> None:
 
 
 def measure_speed(options: Options, work: pathlib.Path, workers: int) -> Speed:
-  import shutil
-
   context = multiprocessing.get_context("spawn")
   with ProcessPoolExecutor(1, context) as executor:
-    size, seconds, cpu = executor.submit(library, work, workers).result()
+    size, seconds, cpu = executor.submit(
+      library, work, max(1, workers)
+    ).result()
   shutil.rmtree(work / "out", ignore_errors=True)
   usage = resource.getrusage(resource.RUSAGE_CHILDREN)
   begin = time.perf_counter()
@@ -273,7 +270,12 @@ def read(file: pathlib.Path) -> str:
 def command(arguments: list[str]) -> None:
   options = tyro.cli(Options, args=arguments)
   check_json_file(options.json)
-  workers = options.workers or available_cores()
+  check_name("tokenizer", options.tokenizer, ("bpe", "bytes"))
+  if options.tokenizer == "bytes" and not options.memory:
+    raise ConfigError("tokenizer 'bytes' has no library to compare with.")
+  workers = options.workers
+  if workers is None:
+    workers = available_cores()
   rows: list[dict[str, Any]] = []
   with tempfile.TemporaryDirectory(dir=options.workdir) as directory:
     work = pathlib.Path(directory)

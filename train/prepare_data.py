@@ -45,7 +45,13 @@ class Build:
 
   def run(self) -> None:
     """Prepares, and says what came out."""
-    manifest = prepare(self.corpus, self.out, workers=self.workers)
+    try:
+      manifest = prepare(self.corpus, self.out, workers=self.workers)
+    except OSError as error:
+      raise OSError(
+        f"{error}\nwhat was finished is in {self.out}.partial; the same command"
+        " goes on from there."
+      ) from None
     print("\n".join(summary_lines(manifest)))
     place = self.out if "/" in str(self.out) else f"./{self.out}"
     name = manifest.tokenizer_name

@@ -113,7 +113,11 @@ def encode_part(
   target = Path(directory, name)
 
   def write(scratch: Path) -> Path:
-    counts = _write(part, reading, tokenizer, scratch, tick)
+    try:
+      counts = _write(part, reading, tokenizer, scratch, tick)
+    except OSError as error:
+      error.filename = error.filename or str(scratch)  # Python leaves it out.
+      raise
     if _times(part) != before:
       raise ConfigError(f"{part.name} was changed while it was read.")
     (scratch / "counts.json").write_text(json.dumps(counts))

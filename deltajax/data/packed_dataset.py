@@ -4,7 +4,7 @@ A TFDS directory in ArrayRecord, in the order of packing. Whoever needs a few
 rows reads these few, however large the corpus is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -157,7 +157,11 @@ def shard_name(split: str, number: int, count: int) -> str:
 
 
 def write_shard(file: Path, rows: Iterable[PackedRow]) -> Shard:
-  """Writes rows to a file, one by one."""
+  """Writes rows to a file, one by one.
+
+  Raises:
+    OSError: the disk is full, or fails.
+  """
   # Rows are read one by one, hence compressed so.
   writer = array_record_module.ArrayRecordWriter(
     os.fspath(file), "group_size:1,zstd:1"
@@ -168,15 +172,13 @@ def write_shard(file: Path, rows: Iterable[PackedRow]) -> Shard:
     nonlocal num_rows, num_bytes
     for row in rows:
       record = _record(row)
-      writer.write(record)
+      _or_os_error(writer.write, record)
       num_rows += 1
       num_bytes += len(record)
       yield row
 
-  try:
-    digest = shard_digest(write_all())
-  finally:
-    writer.close()
+  digest = shard_digest(write_all())
+  _or_os_error(writer.close)
   return Shard(num_rows, num_bytes, digest)
 
 
@@ -313,6 +315,14 @@ class _StoredRows:
 
 def _metadata(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
   return builder.info.metadata or {}
+
+
+def _or_os_error(call: Callable[..., Any], *args: Any) -> None:
+  """Calls a method of the writer, whose every error is a RuntimeError."""
+  try:
+    call(*args)
+  except RuntimeError as error:
+    raise OSError(str(error)) from None
 
 
 def _record(row: PackedRow) -> bytes:

@@ -76,8 +76,8 @@ class Workers:
       return [future.result() for future in running]
     except BrokenProcessPool:
       raise ChildProcessError(
-        "a worker process was killed, maybe because memory is short; the same"
-        " command goes on from there, with fewer --workers if need be."
+        "a worker process was killed, maybe because memory is short; use fewer"
+        " workers."
       ) from None
     finally:
       self._tick.stop()

@@ -1,10 +1,12 @@
 """A prepared corpus holds its documents once, however it was made."""
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import resource
 import shutil
 
 from hypothesis import given, HealthCheck, settings, strategies as st
@@ -206,6 +208,37 @@ def test_finished_parts_are_not_encoded_again(sources, tmp_path, monkeypatch):
   assert Counting.encoded == 300 + 660 - 220
   prepare_tasks._load_tokenizer.cache_clear()
   monkeypatch.undo()
+  build(corpus(sources), tmp_path / "other")
+  assert content(out) == content(tmp_path / "other")
+
+
+@contextlib.contextmanager
+def largest_file(size):
+  """A disk that is full, as far as Linux can pretend it."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk(sources, tmp_path, monkeypatch):
+  out = tmp_path / "out"
+  monkeypatch.setattr(encoding, "_BYTES_AT_ONCE", 2**10)
+  with (
+    largest_file(2**11),
+    pytest.raises(OSError, match=r"too large: '.*out.partial"),
+  ):
+    build(corpus(sources), out)
+  # Rows take more than the documents of a file.
+  with (
+    largest_file(2**15),
+    pytest.raises(OSError, match=r"too large; writing .*-train.array_record"),
+  ):
+    build(corpus(sources), out)
+  assert not out.exists()
+  build(corpus(sources), out)
   build(corpus(sources), tmp_path / "other")
   assert content(out) == content(tmp_path / "other")
 

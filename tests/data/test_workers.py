@@ -67,7 +67,10 @@ def test_one_that_fails_calls_off_the_others(how, tmp_path):
   tasks = [Endless(file), FailAfter(file, how), *([Endless(file)] * 3)]
   error, message = {
     "raises": (ValueError, "this one"),
-    "killed": (ChildProcessError, "was killed, maybe because memory is short"),
+    "killed": (
+      ChildProcessError,
+      "was killed, maybe because memory is short; use",
+    ),
   }[how]
   with start_workers(2) as workers:
     with pytest.raises(error, match=message):
