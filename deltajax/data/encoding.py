@@ -28,6 +28,8 @@ from deltajax.routing.validation import ConfigError
 _VERSION = 1
 # Half of a sha256 of the text, as two numbers, and the number of token ids.
 INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("length", "<u8")])
+_FILES = ("index", "tokens")
+_NOTES = "notes.json"
 _BYTES_AT_ONCE = 2**20
 _DOCUMENTS_AT_ONCE = 2**12
 _TOKENS_AT_ONCE = 2**20
@@ -107,8 +109,10 @@ def encode_part(
   """
   before = _times(part)
   sha256 = part.sha256()
-  key = [_VERSION, part.kind, sha256, part.split, part.begin, part.end]
-  key += [dataclasses.asdict(reading), tokenizer.fingerprint]
+  # The suffix says how a file is compressed.
+  how = [part.kind, Path(part.paths[0]).suffix, dataclasses.asdict(reading)]
+  what = [sha256, part.split, part.begin, part.end]
+  key = [_VERSION, *how, *what, tokenizer.fingerprint]
   name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
   target = Path(directory, name)
 
@@ -116,40 +120,45 @@ def encode_part(
     try:
       counts = _write(part, reading, tokenizer, scratch, tick)
     except OSError as error:
-      error.filename = error.filename or str(scratch)  # Python leaves it out.
+      if error.errno and not error.filename:  # Python leaves it out.
+        error.filename = str(scratch)
       raise
     if _times(part) != before:
       raise ConfigError(f"{part.name} was changed while it was read.")
-    (scratch / "counts.json").write_text(json.dumps(counts))
+    notes = {"sizes": _sizes(scratch), "counts": counts}
+    (scratch / _NOTES).write_text(json.dumps(notes))
     return scratch
 
-  found = _load(part, sha256, target, tokenizer)
-  if found is None:
-    # Its bytes did not reach the disk, as after a loss of power.
-    shutil.rmtree(target, ignore_errors=True)
-    storage.build_once(target, directory, write)
-    found = _load(part, sha256, target, tokenizer)
-    assert found is not None
-  return found
-
-
-def _load(
-  part: Part, sha256: str, target: Path, tokenizer: Tokenizer
-) -> EncodedPart | None:
-  """What was encoded, if it is whole."""
-  try:
-    counts = json.loads((target / "counts.json").read_text())
-    sizes = [(target / name).stat().st_size for name in ("index", "tokens")]
-  except (OSError, ValueError):
-    return None
-  found = EncodedPart(
-    directory=str(target), sha256=sha256, num_bytes=part.num_bytes(), **counts
+  storage.build_once(target, directory, write)
+  return EncodedPart(
+    directory=str(target),
+    sha256=sha256,
+    num_bytes=part.num_bytes(),
+    **json.loads((target / _NOTES).read_text())["counts"],
   )
-  wanted = [
-    found.num_documents * INDEX.itemsize,
-    found.num_tokens * token_dtype(tokenizer).itemsize,
-  ]
-  return found if sizes == wanted else None
+
+
+def remove_unfinished(directory: Path) -> None:
+  """Removes what a process left that ended too soon, or a loss of power.
+
+  Args:
+    directory: holds the parts; no process may be at work there.
+  """
+  for target in directory.iterdir():
+    if not _is_whole(target):
+      shutil.rmtree(target)
+
+
+def _is_whole(target: Path) -> bool:
+  try:
+    sizes = json.loads((target / _NOTES).read_text())["sizes"]
+    return sizes == _sizes(target)
+  except (OSError, ValueError):
+    return False
+
+
+def _sizes(target: Path) -> dict[str, int]:
+  return {name: (target / name).stat().st_size for name in _FILES}
 
 
 def _write(
@@ -159,7 +168,7 @@ def _write(
   directory: Path,
   tick: Tick,
 ) -> dict[str, object]:
-  """Writes `index` and `tokens`; returns the counts."""
+  """Writes `_FILES`; returns the counts."""
   dtype = token_dtype(tokenizer)
   tally = Tally()
   documents = tokens = text_bytes = 0

@@ -20,6 +20,7 @@ import shutil
 import time
 from typing import Any
 
+from deltajax.data.encoding import remove_unfinished
 from deltajax.data.manifest import FILE_NAME, Manifest, read_manifest, Source
 from deltajax.data.packed_dataset import (
   PACK_VERSION,
@@ -265,8 +266,7 @@ def _scratch(out: Path) -> Iterator[Path]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       raise ConfigError(f"another process is preparing {out} now.") from None
-    for left in (scratch / "parts").glob(".*"):
-      shutil.rmtree(left)
+    remove_unfinished(scratch / "parts")
     try:
       yield scratch
     except BaseException:

@@ -277,10 +277,21 @@ def test_parts_that_are_not_whole_are_encoded_again(
   monkeypatch.undo()
   first, second, *_ = sorted((tmp_path / "out.partial/parts").iterdir())
   (first / "tokens").write_bytes(b"")
-  (second / "counts.json").write_bytes(b"")
+  (second / "notes.json").write_bytes(b"")
   build(corpus(sources), out)
   build(corpus(sources), tmp_path / "other")
   assert content(out) == content(tmp_path / "other")
+
+
+def test_files_of_the_same_content(sources, tmp_path):
+  shutil.copy(sources / "0.jsonl", sources / "9.jsonl")
+  shutil.copy(sources / "0.jsonl", sources / "a.jsonl")
+  manifest, _ = build(corpus(sources), tmp_path / "out")
+  one, *_, two, three = manifest.sources
+  assert one.sha256 == two.sha256 == three.sha256
+  assert manifest.num_documents == 880
+  distinct = dict.fromkeys(read_lines(sources))
+  assert manifest.duplicates == 880 - len(distinct)
 
 
 def test_done_is_done(sources, tmp_path):
