@@ -136,6 +136,30 @@ def test_directories_that_are_no_packed_data_set_raise(texts, tmp_path):
     open_packed(pack(texts, tmp_path), "trian")
 
 
+@pytest.mark.parametrize("how", ["cut", "emptied", "flipped"])
+def test_a_damaged_shard_names_its_record(how, tmp_path, monkeypatch):
+  monkeypatch.setattr(packing, "TOKENS_PER_SHARD", 10 * (T + 1))
+  options = {"tokenizer": ByteTokenizer(), "sequence_length": T}
+  write_packed(tmp_path, {"train": [np.arange(250)] * 3}, **options)
+  file = tmp_path / "packed-train.array_record-00002-of-00005"
+  raw = bytearray(file.read_bytes())
+  if how == "flipped":
+    raw[200:220] = bytes(20)
+  file.write_bytes(raw[: {"cut": 2**15, "emptied": 0}.get(how)])
+  rows = open_packed(tmp_path, "train")
+  damaged = {}
+  for k in range(len(rows)):
+    try:
+      rows[k]
+    except OSError as error:
+      damaged[k] = str(error)
+  assert damaged
+  for k, message in damaged.items():
+    assert 20 <= k < 30
+    assert message.startswith(f"record {k - 20} of {file} cannot be read: ")
+  assert how == "flipped" or len(damaged) == 10
+
+
 def test_missing_rows_are_noticed(texts, tmp_path, monkeypatch):
   directory = pack(texts, tmp_path)
   whole = storage.records
