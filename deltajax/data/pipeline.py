@@ -15,7 +15,12 @@ import grain
 import numpy as np
 
 from deltajax.data import storage
-from deltajax.data.packed_dataset import open_packed, pack_texts
+from deltajax.data.packed_dataset import (
+  check_packed_for,
+  is_packed,
+  open_packed,
+  pack_texts,
+)
 from deltajax.data.packing import PackedSequences
 from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.tokenizers import Tokenizer
@@ -36,19 +41,20 @@ def load_split(
 ) -> PackedSequences:
   """Returns a split as packed rows; makes what is missing on disk.
 
-  Tokenising happens once for a data set, tokenizer and sequence length; after
-  that, rows are read when they are asked for.
+  Tokenising happens once for a data set, tokenizer and sequence length, here or
+  by `train.prepare_data`; after that, rows are read when they are asked for.
 
   Args:
     dataset: a key of `DATASETS`, or the path (with a "/") of a TFDS directory
-      whose records have a `text` feature.
+      that is packed, or whose records have a `text` feature.
     split: the name of the split.
     data_dir: where data sets are kept.
     tokenizer: what to encode the documents with.
     sequence_length: T.
 
   Raises:
-    ConfigError: no such data set or split, or not enough data for one row.
+    ConfigError: no such data set or split, not enough data for one row, or
+      rows that were packed for another tokenizer or sequence length.
   """
   if "/" in dataset or os.sep in dataset:
     directory = Path(dataset)
@@ -60,12 +66,18 @@ def load_split(
       + " A TFDS directory is given as a path with a '/'."
     )
   storage.check_has(directory, "split", split, storage.split_names(directory))
-  packed = pack_texts(
-    directory,
-    data_dir=data_dir,
-    tokenizer=tokenizer,
-    sequence_length=sequence_length,
-  )
+  if is_packed(directory):
+    check_packed_for(
+      directory, tokenizer=tokenizer, sequence_length=sequence_length
+    )
+    packed = directory
+  else:
+    packed = pack_texts(
+      directory,
+      data_dir=data_dir,
+      tokenizer=tokenizer,
+      sequence_length=sequence_length,
+    )
   try:
     return open_packed(packed, split)
   except ConfigError as error:

@@ -121,17 +121,57 @@ def records(
 ) -> Sequence[dict[str, Any]]:
   """The records of a split, in stored order, read when they are asked for.
 
+  Reading one raises OSError, with file and record, if it is damaged.
+
+  Args:
+    builder: of the data set.
+    split: its name, or a part of it such as `train[5:9]`.
+
   Raises:
-    ConfigError: a file format that cannot be read without TensorFlow.
+    ConfigError: a file is missing, or of a format that cannot be read without
+      TensorFlow.
   """
+  for file in builder.info.splits[split].filepaths:
+    if not file.exists():
+      raise ConfigError(f"{file} is missing.")
   try:
     with quiet():
-      return builder.as_data_source(split)
+      return _Records(builder, split)
   except NotImplementedError as error:
     raise ConfigError(
       f"{str(builder.data_dir)!r} is stored as {builder.info.file_format}; only"
       " array_record can be read without TensorFlow."
     ) from error
+
+
+class _Records(Sequence[dict[str, Any]]):
+  """See `records`."""
+
+  def __init__(self, builder: tfds.core.DatasetBuilder, split: str):
+    self._source = builder.as_data_source(split)
+    self._files = builder.info.splits[split].file_instructions
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, k: Any) -> Any:
+    if not 0 <= k < len(self):
+      raise IndexError(f"record {k} of {len(self)}")
+    try:
+      record = self._source[k]
+    except RuntimeError as error:  # ArrayRecord checks what it reads.
+      raise OSError(f"{self._place(k)} cannot be read: {error}") from None
+    # Of a file that was cut short, ArrayRecord may return nothing instead.
+    if all(value is None for value in record.values()):
+      raise OSError(f"{self._place(k)} cannot be read: it is empty.")
+    return record
+
+  def _place(self, k: int) -> str:
+    for file in self._files:
+      if k < file.take:
+        return f"record {file.skip + k} of {file.filename}"
+      k -= file.take
+    raise IndexError(k)
 
 
 def split_names(directory: str | os.PathLike[str]) -> list[str]:
@@ -166,9 +206,7 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
   builder = open_dataset(directory)
   # A split without documents is not written, hence unknown too.
   check_has(directory, "split", split, builder.info.splits)
-  features = builder.info.features
-  names = features.keys() if hasattr(features, "keys") else ()
-  check_has(directory, "feature", "text", names)
+  check_feature(builder, "text")
   for record in records(builder, split):
     text = record["text"]
     if not isinstance(text, (bytes, str)):
@@ -177,6 +215,13 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
         f"{type(text).__name__}."
       )
     yield text.decode("utf-8") if isinstance(text, bytes) else text
+
+
+def check_feature(builder: tfds.core.DatasetBuilder, name: str) -> None:
+  """Raises ConfigError unless the records have a feature of this name."""
+  features = builder.info.features
+  names = features.keys() if hasattr(features, "keys") else ()
+  check_has(builder.data_dir, "feature", name, names)
 
 
 def check_has(

@@ -16,6 +16,7 @@ from benchmarks import (
   import_speed,
   kernel_parity,
   memory,
+  prepare_data,
   step_time,
   variant_steps,
 )
@@ -153,6 +154,29 @@ def test_import_speed(tmp_path):
   assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("measured", ["speed", "memory"])
+def test_prepare_data(measured, tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "prepare_data",
+    *("--megabytes", 0.3, "--files", 2, "--vocab-size", 400, "--workers", 0),
+    *("--sequence-length", 64, "--rounds", 1, "--workdir", tmp_path),
+    *("--json", file, *(["--memory"] if measured == "memory" else [])),
+  )
+  assert done.returncode == 0, done.stderr
+  (row,) = json.loads(file.read_text())
+  if measured == "speed":
+    assert row["ratio"] == (
+      row["prepare_per_second"] / row["library_per_second"]
+    )
+    assert "median ratio" in done.stdout
+  else:
+    assert row["processes"] == 1
+    assert 10**8 < row["peak_bytes"] < 1.5e9
+    assert "0.3 MB of text: " in done.stdout
+  assert list(tmp_path.iterdir()) == [file]
+
+
 def test_depth_attention_measures_where_there_is_a_gpu(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(depth_attention, "COPY_BYTES", 2**16)
@@ -204,6 +228,7 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
     (variant_steps, ("--variants", "dleta"), "did you mean 'delta'"),
     (variant_steps, ("--implementation", "triton"), "unknown implementation"),
     (memory, ("--json", "no/such/dir/f"), "there is no directory"),
+    (prepare_data, ("--tokenizer", "bytes"), "no library to compare with"),
     (generation, ("--tokens", 1), "--tokens is 1; give at least 2"),
     (import_speed, ("--presets", "smolm2-135m"), "mean 'smollm2-135m'"),
     (

@@ -123,6 +123,31 @@ def test_not_a_tfds_directory_says_what_is(dataset):
     list(storage.read_texts(dataset.parent, "train"))
 
 
+def damaged(raw, how):
+  """Truncated, or with flipped bits in what is compressed first."""
+  return (
+    raw[: len(raw) // 2]
+    if how == "cut"
+    else (raw[:200] + bytes(x ^ 0xFF for x in raw[200:220]) + raw[220:])
+  )
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_damaged_files_are_named(dataset, how):
+  (file,) = dataset.glob("*-train.array_record*")
+  whole = list(storage.read_texts(dataset, "train"))
+  file.write_bytes(damaged(file.read_bytes(), how))
+  with pytest.raises(OSError, match=rf"record \d+ of {file} cannot be read: "):
+    assert list(storage.read_texts(dataset, "train")) != whole
+
+
+def test_missing_files_are_named(dataset):
+  (file,) = dataset.glob("*-train.array_record*")
+  file.unlink()
+  with pytest.raises(ConfigError, match=f"{file} is missing"):
+    list(storage.read_texts(dataset, "train"))
+
+
 class _Other(tfds.core.GeneratorBasedBuilder):
   """A data set whose features are chosen by the test."""
 
