@@ -180,7 +180,11 @@ class DataConfig:
   """What a run reads.
 
   Attributes:
-    dataset: `python_stdlib`, or the directory of a prepared TFDS data set.
+    dataset: `python_stdlib`, or the path (with a "/") of a TFDS data set: one
+      of texts, or one that `train.prepare_data` has packed.
+    mixture: more data sets, to be read together with it.
+    weights: share of the rows of `dataset` and of each of `mixture`; they sum
+      to 1. Empty: in proportion to the rows that each has.
     data_dir: where data sets that are built here are kept, and the packed rows
       of any: made once by the first host, read one by one by all.
     tokenizer: `bytes`, or the path (with a "/") of a tokenizer.json or of the
@@ -189,12 +193,31 @@ class DataConfig:
   """
 
   dataset: str = "python_stdlib"
+  mixture: tuple[str, ...] = ()
+  weights: tuple[float, ...] = ()
   data_dir: str = "data"
   tokenizer: str = "bytes"
   sequence_length: int = 256
 
   def __post_init__(self) -> None:
     _check_positive(self, "data", "sequence_length")
+    if not self.weights:
+      return
+    if len(self.weights) != len(self.datasets):
+      raise ConfigError(
+        f"data.weights has {len(self.weights)} numbers; data.dataset and"
+        f" data.mixture name {len(self.datasets)} data sets."
+      )
+    if min(self.weights) <= 0 or abs(sum(self.weights) - 1) > 1e-6:
+      raise ConfigError(
+        f"data.weights are {self.weights}, which sum to"
+        f" {sum(self.weights):g}; they must be positive and sum to 1."
+      )
+
+  @property
+  def datasets(self) -> tuple[str, ...]:
+    """All that are read together."""
+    return (self.dataset, *self.mixture)
 
 
 @typed_config

@@ -19,9 +19,10 @@ from deltajax.config import (
   RunConfig,
   to_dict,
 )
-from deltajax.data.packing import PackedSequences, target_mask
+from deltajax.data.packing import target_mask
 from deltajax.data.pipeline import (
-  load_split,
+  load_mixture,
+  Mixture,
   train_iterator,
   validation_batches,
 )
@@ -70,7 +71,7 @@ class RunData:
   """
 
   tokenizer: Tokenizer
-  train: PackedSequences
+  train: Mixture
   validation: Sequence[Batch]
 
 
@@ -113,10 +114,11 @@ def load_data(config: RunConfig) -> RunData:
       f" {data.tokenizer!r} has {tokenizer.vocab_size} ids; use at least that."
     )
 
-  def load(split: str) -> PackedSequences:
-    return load_split(
-      data.dataset,
+  def load(split: str) -> Mixture:
+    return load_mixture(
+      data.datasets,
       split,
+      weights=data.weights,
       data_dir=data.data_dir,
       tokenizer=tokenizer,
       sequence_length=data.sequence_length,
@@ -479,7 +481,7 @@ def _say_nothing(line: str) -> None:
   del line
 
 
-def _check_data(position: dict[str, Any], train: PackedSequences) -> None:
+def _check_data(position: dict[str, Any], train: Mixture) -> None:
   if position["fingerprint"] != train.info.fingerprint:
     raise ConfigError(
       "the training data are not those that the run was started with:"

@@ -28,8 +28,8 @@ from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 root, data_dir = sys.argv[1:]
 config = PythonStdlibConfig.from_root(root)
 path = storage.build_dataset(PythonStdlib, data_dir, config)
-source = pipeline.load_split(
-  str(path), "train", data_dir=data_dir, sequence_length=8,
+source = pipeline.load_mixture(
+  [str(path)], "train", data_dir=data_dir, sequence_length=8,
   tokenizer=tokenizers.get_tokenizer("bytes"))
 next(pipeline.train_iterator(source, batch_size=2, seed=0))
 heavy = {name.split(".")[0] for name in sys.modules}
