@@ -21,7 +21,8 @@ import tyro
 
 from deltajax.config import ConfigError
 from deltajax.data.tokenizers import get_tokenizer, TextStream, Tokenizer
-from deltajax.models.generation import Generator, Sampling
+from deltajax.models.generation import Generator
+from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
 from deltajax.training.load import find_model
 from train.cli import main

@@ -17,7 +17,7 @@ from deltajax.models.cache import LayerCache, Places
 from deltajax.models.layers import (
   Attention,
   RMSNorm,
-  rotary_angles,
+  Rotation,
   SwiGLU,
 )
 from deltajax.routing.depth_scan import (
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
     self,
     state: DepthState,
     steps: Step,
-    angles_BxTxP: jax.Array,
+    rotation: Rotation,
     segment_ids_BxT: jax.Array | None,
     cached: tuple[LayerCache, Places] | None = None,
   ) -> tuple[DepthState, LayerCache | None]:
@@ -98,7 +98,7 @@ class DecoderLayer(nn.Module):
     Args:
       state: the depth state before the layer.
       steps: the two rows of the schedule, arrays [2].
-      angles_BxTxP: of the rotary embedding.
+      rotation: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
       cached: as for `Attention`.
     """
@@ -106,7 +106,7 @@ class DecoderLayer(nn.Module):
     routers = [self.attention_router, self.mlp_router]
     reads, state = read_together(routers, state, both)
     state, cache = self.sublayers(
-      state, both, reads, angles_BxTxP, segment_ids_BxT, cached
+      state, both, reads, rotation, segment_ids_BxT, cached
     )
     appends = self.config.routing.row.appends
     return state.commit(both[2 - len(state.recent) :], appends), cache
@@ -120,7 +120,7 @@ class DecoderLayer(nn.Module):
     state: DepthState,
     steps: Sequence[Step],
     reads: Sequence[StoredRead],
-    angles_BxTxP: jax.Array,
+    rotation: Rotation,
     segment_ids_BxT: jax.Array | None,
     cached: tuple[LayerCache, Places] | None = None,
   ) -> tuple[DepthState, LayerCache | None]:
@@ -130,14 +130,14 @@ class DecoderLayer(nn.Module):
       state: the depth state before the layer.
       steps: the two rows of the schedule.
       reads: of the two routers.
-      angles_BxTxP: as in `__call__`.
+      rotation: as in `__call__`.
       segment_ids_BxT: as in `__call__`.
       cached: as for `Attention`.
     """
     row = self.config.routing.row
     inputs_UxBxTxD = self.attention_router(state, steps[0], reads[0])
     output_BxTxD, cache = self.attention(
-      self.attention_norm(inputs_UxBxTxD), angles_BxTxP, segment_ids_BxT, cached
+      self.attention_norm(inputs_UxBxTxD), rotation, segment_ids_BxT, cached
     )
     state = state.advance(output_BxTxD, steps[0], row.attention_appends)
     inputs_UxBxTxD = self.mlp_router(state, steps[1], reads[1])
@@ -220,16 +220,15 @@ class TransformerLM(nn.Module):
       positions = jnp.broadcast_to(
         jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape
       )
-    state, angles_BxTxP = self.embed(tokens_BxT, positions)
-    state = self._run_layers(state, (angles_BxTxP, segment_ids))
+    state, rotation = self.embed(tokens_BxT, positions)
+    state = self._run_layers(state, (rotation, segment_ids))
     return self.read_out(state)
 
   def embed(
     self, tokens_BxT: jax.Array, positions_BxT: jax.Array
-  ) -> tuple[DepthState, jax.Array]:
-    """What the first layer is given: the state, and angles_BxTxP."""
+  ) -> tuple[DepthState, Rotation]:
+    """What the first layer is given."""
     config = self.config
-    angles_BxTxP = rotary_angles(positions_BxT, config)
     # Rows are looked up whole: width is gathered first, as for any kernel.
     embedding_VxD = constrain(
       self.embedding.astype(config.dtype), "vocab", "features"
@@ -237,7 +236,8 @@ class TransformerLM(nn.Module):
     embedded_BxTxD = constrain(
       embedding_VxD[tokens_BxT], "batch", "sequence", "features"
     )
-    return DepthState.create(embedded_BxTxD, self.schedule), angles_BxTxP
+    state = DepthState.create(embedded_BxTxD, self.schedule)
+    return state, Rotation.create(positions_BxT, config)
 
   def read_out(self, state: DepthState) -> jax.Array:
     """The input of the output head, hidden_BxTxD, after the last layer."""
