@@ -229,8 +229,9 @@ class Checkpoints:
     return found["config"]
 
   def _open(self) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(read_only=True, create=False)
-    if self._keep is not None:
+    if self._keep is None:
+      options = ocp.CheckpointManagerOptions(read_only=True, create=False)
+    else:
       options = ocp.CheckpointManagerOptions(
         preservation_policy=self._keep.policy(),
         cleanup_tmp_directories=True,

@@ -202,6 +202,23 @@ def test_step_time_of_a_preset():
   assert step_time.random_batch(options)["tokens"].max() > 100_000
 
 
+def test_input_and_checkpoints(tmp_path, corpus):
+  file = tmp_path / "figures.json"
+  done = run(
+    "input_and_checkpoints",
+    *("--steps", 60, "--checkpoint-every", 20, "--batches", 100),
+    *("--dataset", corpus, "--data-dir", tmp_path, "--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(file.read_text())
+  for name in ("data_wait", "checkpoint_share"):
+    assert 0 < found[name] < 1
+  assert found["pipeline_tokens"] == pytest.approx(
+    found["pipeline_ratio"] * found["step_tokens"]
+  )
+  assert f"{found['data_wait']:.2%} of the time (bound 1%)" in done.stdout
+
+
 def test_compile_kernels_names_what_does_not_compile(tmp_path):
   pytest.importorskip("libtpu")
   file = tmp_path / "rows.json"
