@@ -124,9 +124,11 @@ def command(arguments: list[str]) -> None:
     data=dataclasses.replace(
       config.data, dataset=options.dataset, data_dir=options.data_dir
     ),
+    optimizer=dataclasses.replace(config.optimizer, warmup_steps=0),
     training=dataclasses.replace(
       config.training,
       steps=options.steps,
+      log_every=max(1, options.checkpoint_every // 5),
       checkpoint_every=options.checkpoint_every,
       eval_every=options.steps,
       eval_sequences=8,

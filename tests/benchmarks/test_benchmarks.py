@@ -206,7 +206,7 @@ def test_input_and_checkpoints(tmp_path, corpus):
   file = tmp_path / "figures.json"
   done = run(
     "input_and_checkpoints",
-    *("--steps", 60, "--checkpoint-every", 20, "--batches", 100),
+    *("--steps", 15, "--checkpoint-every", 5, "--batches", 100),
     *("--dataset", corpus, "--data-dir", tmp_path, "--json", file),
   )
   assert done.returncode == 0, done.stderr
