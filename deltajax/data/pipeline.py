@@ -24,13 +24,21 @@ from deltajax.data.packed_dataset import (
   is_packed,
   open_packed,
   pack_texts,
+  PACK_VERSION,
 )
 from deltajax.data.packing import PackedSequences, PackingInfo
+from deltajax.data.prepare import Corpus, prepare
 from deltajax.data.python_stdlib import PythonStdlib
-from deltajax.data.tokenizers import Tokenizer
+from deltajax.data.sources import find_parts
+from deltajax.data.split_plan import Fractions
+from deltajax.data.tokenizers import get_tokenizer
 from deltajax.routing.validation import ConfigError, unknown_name
 
 DATASETS = {PythonStdlib.name: PythonStdlib}
+
+# Of the documents of files of text that a run prepares by itself.
+_VALIDATION = 0.05
+_SMALL_BYTES = 2**26
 
 # From the seed of one data set to that of the next; the golden ratio.
 _NEXT_SEED = 0x9E3779B9
@@ -43,7 +51,7 @@ def load_split(
   split: str,
   *,
   data_dir: str | os.PathLike[str],
-  tokenizer: Tokenizer,
+  tokenizer: str,
   sequence_length: int,
 ) -> PackedSequences:
   """Returns a split as packed rows; makes what is missing on disk.
@@ -52,11 +60,12 @@ def load_split(
   by `train.prepare_data`; after that, rows are read when they are asked for.
 
   Args:
-    dataset: a key of `DATASETS`, or the path (with a "/") of a TFDS directory
-      that is packed, or whose records have a `text` feature.
+    dataset: a key of `DATASETS`, or a path (with a "/"): a TFDS directory that
+      is packed, or whose records have a `text` feature, or files of text that
+      `train.prepare_data` can read, or a directory of these.
     split: the name of the split.
     data_dir: where data sets are kept.
-    tokenizer: what to encode the documents with.
+    tokenizer: what to encode the documents with; see `get_tokenizer`.
     sequence_length: T.
 
   Raises:
@@ -64,31 +73,63 @@ def load_split(
       rows that were packed for another tokenizer or sequence length.
   """
   if "/" in dataset or os.sep in dataset:
-    directory = Path(dataset)
+    directory = Path(dataset).expanduser()
   elif dataset in DATASETS:
     directory = storage.build_dataset(DATASETS[dataset], data_dir)
   else:
     raise ConfigError(
       unknown_name("dataset", dataset, DATASETS)
-      + " A TFDS directory is given as a path with a '/'."
+      + " A directory or file is given as a path with a '/'."
     )
+  encoder = get_tokenizer(tokenizer)
+  if directory.exists() and not storage.is_dataset(directory):
+    directory = _prepared(directory, data_dir, tokenizer, sequence_length)
   storage.check_has(directory, "split", split, storage.split_names(directory))
   if is_packed(directory):
     check_packed_for(
-      directory, tokenizer=tokenizer, sequence_length=sequence_length
+      directory, tokenizer=encoder, sequence_length=sequence_length
     )
     packed = directory
   else:
     packed = pack_texts(
       directory,
       data_dir=data_dir,
-      tokenizer=tokenizer,
+      tokenizer=encoder,
       sequence_length=sequence_length,
     )
   try:
     return open_packed(packed, split)
   except ConfigError as error:
     raise ConfigError(f"split {split!r} of {dataset}: {error}") from None
+
+
+def _prepared(
+  texts: Path,
+  data_dir: str | os.PathLike[str],
+  tokenizer: str,
+  sequence_length: int,
+) -> Path:
+  """Prepares files of text, unless they and all else are as they were."""
+  corpus = Corpus(
+    sources=(str(texts),),
+    tokenizer=tokenizer,
+    sequence_length=sequence_length,
+    fractions=Fractions(validation=_VALIDATION, test=0.0),
+  )
+  files = [
+    (path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+    for part in find_parts(corpus.sources)
+    for path in part.paths
+  ]
+  fingerprint = get_tokenizer(tokenizer).fingerprint
+  key = [PACK_VERSION, fingerprint, sequence_length, _VALIDATION, files]
+  digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+  target = Path(data_dir).expanduser() / "prepared" / digest
+  if not storage.is_dataset(target):
+    # Processes take longer to start than a small corpus to read.
+    small = sum(size for _, size, _ in files) < _SMALL_BYTES
+    prepare(corpus, target, workers=0 if small else None, log=lambda line: None)
+  return target
 
 
 @dataclasses.dataclass(frozen=True)

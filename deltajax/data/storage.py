@@ -97,6 +97,11 @@ def build_once(
   return target
 
 
+def is_dataset(directory: str | os.PathLike[str]) -> bool:
+  """Whether a directory is that of a version of a TFDS data set."""
+  return (Path(directory).expanduser() / "dataset_info.json").is_file()
+
+
 def open_dataset(
   directory: str | os.PathLike[str],
 ) -> tfds.core.DatasetBuilder:
@@ -106,7 +111,7 @@ def open_dataset(
     ConfigError: it is not one.
   """
   directory = Path(directory).expanduser()
-  if not (directory / "dataset_info.json").is_file():
+  if not is_dataset(directory):
     raise ConfigError(
       f"{str(directory)!r} is not a TFDS directory: it has no "
       "dataset_info.json. Give the directory of one version, for example "

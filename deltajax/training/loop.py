@@ -120,7 +120,7 @@ def load_data(config: RunConfig) -> RunData:
       split,
       weights=data.weights,
       data_dir=data.data_dir,
-      tokenizer=tokenizer,
+      tokenizer=data.tokenizer,
       sequence_length=data.sequence_length,
     )
 

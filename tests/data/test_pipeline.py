@@ -320,7 +320,7 @@ def load(dataset, split, data_dir, sequence_length=T):
     dataset,
     split,
     data_dir=data_dir,
-    tokenizer=TOKENIZER,
+    tokenizer="bytes",
     sequence_length=sequence_length,
   )
 
@@ -375,3 +375,50 @@ def test_load_split_errors(small, tmp_path):
     load(str(path), "train", tmp_path, sequence_length=100_000)
   with pytest.raises(ConfigError, match="is not a TFDS directory"):
     load(str(tmp_path / "nothing"), "train", tmp_path)
+
+
+def write_texts(root, kind):
+  """200 documents in files of this kind, and what they say."""
+  root.mkdir(parents=True, exist_ok=True)
+  texts = [f"document {i}, no more\n" for i in range(200)]
+  if kind == "text":
+    for i, text in enumerate(texts):
+      (root / f"{i:03}.txt").write_text(text)
+    return root, texts
+  file = root / "all.jsonl"
+  lines = [json.dumps({"text": text}) + "\n" for text in texts]
+  file.write_text("".join(lines))
+  return file, texts
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_texts_are_prepared_once(kind, tmp_path):
+  path, texts = write_texts(tmp_path / "texts", kind)
+  data_dir = tmp_path / "data"
+  splits = {
+    split: load(str(path), split, data_dir) for split in ("train", "validation")
+  }
+  tokens = np.concatenate(
+    [row["tokens"] for source in splits.values() for row in source]
+  )
+  pieces = np.split(tokens, np.flatnonzero(tokens == TOKENIZER.bos_id))
+  found = [TOKENIZER.decode(piece) for piece in pieces]
+  assert sorted(filter(None, found)) == sorted(texts)
+  assert 0 < splits["validation"].info.num_documents < 40
+  prepared = list((data_dir / "prepared").iterdir())
+  assert len(prepared) == 1
+  before = prepared[0].stat().st_mtime_ns
+  assert load(str(path), "train", data_dir).info == splits["train"].info
+  assert prepared[0].stat().st_mtime_ns == before
+  # Other texts in the same place are another data set.
+  file = path if path.is_file() else path / "000.txt"
+  text = file.read_text().replace("document 0", "document zero")
+  file.write_text(text)
+  assert load(str(path), "train", data_dir).info != splits["train"].info
+
+
+def test_texts_too_few_for_a_validation_set_are_refused(tmp_path):
+  (tmp_path / "one.txt").write_text("only one\n" * 100)
+  with pytest.raises(ConfigError, match="validation"):
+    load(str(tmp_path / "one.txt"), "train", tmp_path / "data")
+  assert not list((tmp_path / "data").rglob("*.json"))

@@ -491,7 +491,7 @@ def test_a_tokenizer_goes_along(tmp_path, sources, small_tokenizer):
   assert texts_of(tmp_path / "out", "train", moved) == wanted
 
 
-def load(directory, tokenizer=TOKENIZER, sequence_length=T):
+def load(directory, tokenizer="bytes", sequence_length=T):
   return load_split(
     str(directory),
     "train",
@@ -515,7 +515,7 @@ def test_a_run_opens_it_as_it_is(sources, tmp_path, small_tokenizer):
     ConfigError,
     match=f"fingerprint 'bytes'; that of the run has {other.fingerprint!r}",
   ):
-    load(out, tokenizer=other)
+    load(out, tokenizer=str(small_tokenizer))
 
 
 def test_an_older_version_is_refused(sources, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""SmolLM2 of `make smollm2` is converted, fine-tuned, exported and read again."""
+"""SmolLM2 of `make smollm2`: converted, fine-tuned, exported, read again."""
 
 import re
 
