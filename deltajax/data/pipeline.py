@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+import shutil
 from typing import Any
 
 import grain
@@ -27,7 +28,7 @@ from deltajax.data.packed_dataset import (
   PACK_VERSION,
 )
 from deltajax.data.packing import PackedSequences, PackingInfo
-from deltajax.data.prepare import Corpus, prepare
+from deltajax.data.prepare import Corpus, prepare, scratch_of
 from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
 from deltajax.data.split_plan import Fractions
@@ -128,7 +129,12 @@ def _prepared(
   if not storage.is_dataset(target):
     # Processes take longer to start than a small corpus to read.
     small = sum(size for _, size, _ in files) < _SMALL_BYTES
-    prepare(corpus, target, workers=0 if small else None, log=lambda line: None)
+    workers = 0 if small else None
+    try:
+      prepare(corpus, target, workers=workers, log=lambda line: None)
+    except ConfigError:
+      shutil.rmtree(scratch_of(target), ignore_errors=True)
+      raise
   return target
 
 

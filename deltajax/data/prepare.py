@@ -128,7 +128,7 @@ def prepare(
   with start_workers(workers, threads=max(1, workers // len(parts))) as pool:
     if there is not None:
       there.check_sources(out, pool.run([Hash(part) for part in parts]))
-      shutil.rmtree(_scratch_of(out), ignore_errors=True)
+      shutil.rmtree(scratch_of(out), ignore_errors=True)
       log(f"written    {out}, before")
       return there
     with _scratch(out) as scratch:
@@ -243,7 +243,8 @@ class _Progress:
     )
 
 
-def _scratch_of(out: Path) -> Path:
+def scratch_of(out: Path) -> Path:
+  """Where all lies until it is whole."""
   return out.with_name(out.name + ".partial")
 
 
@@ -253,7 +254,7 @@ def _scratch(out: Path) -> Iterator[Path]:
 
   It goes when all is done, or when something is raised before anything is.
   """
-  scratch = _scratch_of(out)
+  scratch = scratch_of(out)
   if scratch.exists() and not (scratch / _LOCK).exists():
     raise ConfigError(f"{scratch} holds something else; remove it.")
   try:
