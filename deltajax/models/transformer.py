@@ -34,6 +34,7 @@ from deltajax.routing.router import (
 )
 from deltajax.routing.schedule import build_schedule, Step
 from deltajax.routing.sharding import constrain
+from deltajax.routing.streaming import wide_dtype
 from deltajax.routing.validation import ConfigError
 from deltajax.routing.variants import Roles
 
@@ -49,6 +50,14 @@ class ModelOutput:
 
   logits_BxTxV: jax.Array
   hidden_BxTxD: jax.Array
+
+
+# Collection into which sublayers put what they read and put out, where it is
+# mutable.
+OBSERVED = "observed"
+# Collection of arrays that are added to what sublayers put out, where it is
+# given: zeros, of which somebody wants the gradient.
+PROBES = "probes"
 
 
 def _router(config: ModelConfig, roles: Roles):
@@ -139,10 +148,33 @@ class DecoderLayer(nn.Module):
     output_BxTxD, cache = self.attention(
       self.attention_norm(inputs_UxBxTxD), rotation, segment_ids_BxT, cached
     )
+    output_BxTxD = self._observed("attention", inputs_UxBxTxD, output_BxTxD)
     state = state.advance(output_BxTxD, steps[0], row.attention_appends)
     inputs_UxBxTxD = self.mlp_router(state, steps[1], reads[1])
     output_BxTxD = self.mlp(self.mlp_norm(inputs_UxBxTxD[0]))
+    output_BxTxD = self._observed("mlp", inputs_UxBxTxD, output_BxTxD)
     return state.advance(output_BxTxD, steps[1], row.appends), cache
+
+  def _observed(
+    self, name: str, inputs_UxBxTxD: jax.Array, output_BxTxD: jax.Array
+  ) -> jax.Array:
+    """The output of a sublayer, with its probe.
+
+    Into `OBSERVED` go `{name}_output`, and `{name}_input_rms` of each role and
+    token.
+    """
+    if self.has_variable(PROBES, name):
+      output_BxTxD += self.get_variable(PROBES, name)
+    if self.is_mutable_collection(OBSERVED) and not self.is_initializing():
+      wide_UxBxTxD = inputs_UxBxTxD.astype(wide_dtype(inputs_UxBxTxD))
+      square_UxBxT = jnp.mean(jnp.square(wide_UxBxTxD), axis=-1)
+      found = {
+        f"{name}_input_rms": jnp.sqrt(square_UxBxT),
+        f"{name}_output": output_BxTxD,
+      }
+      for key, x in found.items():
+        self.sow(OBSERVED, key, x, reduce_fn=lambda _, new: new)
+    return output_BxTxD
 
 
 class TransformerLM(nn.Module):
@@ -171,7 +203,7 @@ class TransformerLM(nn.Module):
     )
     self.layers = nn.scan(
       layer,
-      variable_axes={"params": 0, CAPTURE: 0},
+      variable_axes=dict.fromkeys(("params", CAPTURE, OBSERVED, PROBES), 0),
       split_rngs={"params": True},
       in_axes=(0, nn.broadcast, nn.broadcast),
       length=config.num_layers,
@@ -221,7 +253,7 @@ class TransformerLM(nn.Module):
         jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape
       )
     state, rotation = self.embed(tokens_BxT, positions)
-    state = self._run_layers(state, (rotation, segment_ids))
+    state = self.run_layers(state, (rotation, segment_ids))
     return self.read_out(state)
 
   def embed(
@@ -246,25 +278,32 @@ class TransformerLM(nn.Module):
       final_BxTxD = self.final_router(state, self.schedule.final)[0]
     return self.final_norm(final_BxTxD)
 
-  def _run_layers(self, state: DepthState, consts: Any) -> DepthState:
-    """The plain scan declares parameters and captures; else `depth_scan`."""
+  def run_layers(self, state: DepthState, consts: Any) -> DepthState:
+    """The state after the last layer.
+
+    The plain scan declares parameters and is observed; else `depth_scan`.
+
+    Args:
+      state: that `embed` gave.
+      consts: (rotation that `embed` gave, segment_ids_BxT or None).
+    """
     config = self.config
     if (
       config.scan == "plain"
       or self.is_initializing()
-      or self.is_mutable_collection(CAPTURE)
+      or any(self.is_mutable_collection(x) for x in (CAPTURE, OBSERVED))
     ):
       steps = jax.tree.map(jnp.asarray, self.schedule.by_layer())
       return self.layers(state, steps, *consts)[0]
 
     layer = DecoderLayer(config, parent=None)
 
-    def queries(params):
-      return layer.apply({"params": params}, method="queries")
+    def queries(variables):
+      return layer.apply(variables, method="queries")
 
-    def apply(params, state, steps, reads, consts):
+    def apply(variables, state, steps, reads, consts):
       return layer.apply(
-        {"params": params}, state, steps, reads, *consts, method="sublayers"
+        variables, state, steps, reads, *consts, method="sublayers"
       )[0]
 
     return depth_scan(
@@ -275,7 +314,7 @@ class TransformerLM(nn.Module):
         eps=config.norm_eps,
         implementation=config.depth_attention,
       ),
-      nn.meta.unbox(self.layers.variables["params"]),
+      nn.meta.unbox(self.layers.variables),
       state,
       self.schedule,
       consts,
