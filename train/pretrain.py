@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import jax
 
-from deltajax.analysis.routing_summary import routing_table, summarize_routing
+from deltajax.analysis.analyze import analyze
+from deltajax.analysis.table import routing_table
 from deltajax.models.generation import generate
 from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
@@ -54,19 +55,19 @@ def report_lines(result: RunResult) -> list[str]:
   sample = tokenizer.decode(tokens[0])
   lines += ["\nsample:", SAMPLE_PROMPT + sample]
 
-  batch = {name: x[:4, :-1] for name, x in result.data.validation[0].items()}
-  summaries = summarize_routing(
-    model,
+  batch = {name: x[:4] for name, x in result.data.validation[0].items()}
+  routing = analyze(
+    model.config,
     params,
-    batch["tokens"],
-    segment_ids=batch["segment_ids"],
-    positions=batch["positions"],
+    [batch],
+    sequence_length=batch["tokens"].shape[1] - 1,
+    gradients=False,
   )
-  if summaries:
+  if routing.reads:
     lines.append(
       "\nrouting: mean of the largest weight, beside the uniform value"
     )
-    lines.append(routing_table(summaries))
+    lines.append(routing_table(routing.reads))
 
   directory = result.directory
   return [
