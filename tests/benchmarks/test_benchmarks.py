@@ -101,6 +101,20 @@ def test_step_time_by_mesh(tmp_path):
   ]
 
 
+def test_analysis():
+  done = run(
+    "analysis",
+    *("--variants", "delta", "--width", 16, "--num-layers", 2),
+    *("--sequence-length", 8, "--batch-size", 2, "--rounds", 1),
+  )
+  assert done.returncode == 0, done.stderr
+  rows = [line.split() for line in done.stdout.splitlines()[-4:]]
+  names = ["forward", "weights", "analysis", "gradients"]
+  assert [row[:2] for row in rows] == [["delta", name] for name in names]
+  assert float(rows[0][3]) == 1
+  assert all(float(row[2]) > 0 for row in rows)
+
+
 def test_depth_attention_says_what_must_be_moved(tmp_path):
   file = tmp_path / "rows.json"
   done = run(
