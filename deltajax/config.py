@@ -360,6 +360,9 @@ class TrainingConfig:
     log_every: updates between lines of metrics.
     eval_every: updates between validations.
     eval_sequences: rows of the fixed validation set.
+    eval_routing: each validation also says how sharply the model routes, on its
+      first rows, one on each shard of the batch. It holds what all sublayers
+      put out for them.
     checkpoint_every: updates between checkpoints.
     accept: fields (`training.seed`), sections (`data`) or `data.content` in
       which a run that is resumed may differ from what it was. Batch k is then
@@ -380,6 +383,7 @@ class TrainingConfig:
   log_every: int = 10
   eval_every: int = 500
   eval_sequences: int = 256
+  eval_routing: bool = True
   checkpoint_every: int = 500
   accept: tuple[str, ...] = ()
   keep_checkpoints: int = 3

@@ -115,7 +115,7 @@ def prepare(options: Options) -> Plan:
   report.check_output(options.out)
   subjects = find_subjects(options.sources)
   given = ("dataset", "data_dir", "tokenizer", "sequence_length")
-  config, tokenizer = common_data(
+  config = common_data(
     subjects, {name: getattr(options, name) for name in given}
   )
   batch_size = options.batch_size
@@ -131,7 +131,6 @@ def prepare(options: Options) -> Plan:
   ]
   data = load_data(
     config,
-    tokenizer,
     split=options.split,
     num_rows=options.rows,
     batch_size=batch_size,
@@ -145,8 +144,8 @@ def command(arguments: list[str]) -> None:
   plan = prepare(options)
   data = plan.data
   print(
-    f"data      {data.config.dataset}, split {data.split}: {data.rows} rows of"
-    f" {data.config.sequence_length} tokens"
+    f"data      {' + '.join(data.config.datasets)}, split {data.split}:"
+    f" {data.rows} rows of {data.config.sequence_length} tokens"
   )
   found: dict[str, Analysis] = {}
   for subject, trainer in zip(plan.subjects, plan.trainers, strict=True):

@@ -204,7 +204,8 @@ def norms(analyses: Mapping[str, Analysis]) -> Any:
 def _line_legend(figure, handles, has_roles: bool) -> None:
   from matplotlib.lines import Line2D
 
-  lines = {"attention (Q/K)" if has_roles else "attention": "-", "MLP": "--"}
+  first = "attention (Q/K)" if has_roles else "attention"
+  lines: dict[str, Any] = {first: "-", "MLP": "--"}
   if has_roles:
     lines["attention, V"] = ":"
   keys = [Line2D([], [], color="#555555", linestyle=x) for x in lines.values()]

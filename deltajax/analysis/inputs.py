@@ -13,14 +13,14 @@ from deltajax.config import (
   RunConfig,
   TrainingConfig,
 )
-from deltajax.data.packing import PackedSequences
-from deltajax.data.pipeline import load_split, validation_batches
+from deltajax.data.pipeline import load_mixture, Mixture, validation_batches
 from deltajax.data.tokenizer_file import FILE_NAME as TOKENIZER_FILE
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.training.load import find_model, RunCheckpoint, StoredModel
 from deltajax.training.step import Batch, Trainer
 
 _BATCH_SIZE = 8  # Of models that no run says one for.
+_OPTIONS = {"sequence_length": "sequence-length"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class AnalysisData:
 
   config: DataConfig
   split: str
-  source: PackedSequences
+  source: Mixture
   batches: Sequence[Batch]
   rows: int
 
@@ -77,7 +77,7 @@ class AnalysisData:
   def described(self) -> dict[str, Any]:
     """For `routing.json`."""
     return {
-      "dataset": self.config.dataset,
+      "dataset": " + ".join(self.config.datasets),
       "split": self.split,
       "tokenizer": self.config.tokenizer,
       "sequence_length": self.config.sequence_length,
@@ -119,7 +119,7 @@ def _name(stored: StoredModel, path: pathlib.Path) -> str:
 
 def common_data(
   subjects: Sequence[Subject], given: Mapping[str, Any]
-) -> tuple[DataConfig, Tokenizer]:
+) -> DataConfig:
   """What all models can be run on: what their runs read, unless told.
 
   Args:
@@ -133,7 +133,9 @@ def common_data(
       than a model has.
   """
   values = {name: value for name, value in given.items() if value is not None}
-  for name in ("dataset", "sequence_length", "data_dir"):
+  if "dataset" in values:
+    values |= {"mixture": (), "weights": ()}
+  for name in ("dataset", "mixture", "weights", "sequence_length", "data_dir"):
     named = {
       subject.name: getattr(subject.run.data, name)
       for subject in subjects
@@ -145,7 +147,7 @@ def common_data(
       said = ", ".join(f"{x!r} in {run}" for run, x in named.items())
       raise ConfigError(
         f"the runs differ in data.{name}: {said}. Give"
-        f" --{name.replace('_', '-')} to analyse all on the same data."
+        f" --{_OPTIONS.get(name, 'dataset')} to analyse all on the same data."
       )
     values[name] = next(iter(named.values()))
   if "dataset" not in values:
@@ -159,7 +161,7 @@ def common_data(
   tokenizer = get_tokenizer(values["tokenizer"])
   for subject in subjects:
     _check_tokenizer(subject, tokenizer, values["tokenizer"])
-  return DataConfig(**values), tokenizer
+  return DataConfig(**values)
 
 
 def _check_context(subjects: Iterable[Subject], values: dict[str, Any]) -> None:
@@ -187,7 +189,6 @@ def _check_tokenizer(subject: Subject, tokenizer: Tokenizer, name: str) -> None:
 
 def load_data(
   config: DataConfig,
-  tokenizer: Tokenizer,
   *,
   split: str,
   num_rows: int,
@@ -196,17 +197,18 @@ def load_data(
   """The rows that are read: the first of an order that never changes.
 
   Raises:
-    ConfigError: as `load_split` and `validation_batches` do.
+    ConfigError: as `load_mixture` and `validation_batches` do.
   """
-  source = load_split(
-    config.dataset,
+  source = load_mixture(
+    config.datasets,
     split,
+    weights=config.weights,
     data_dir=config.data_dir,
-    tokenizer=tokenizer,
+    tokenizer=config.tokenizer,
     sequence_length=config.sequence_length,
   )
   batches = validation_batches(source, batch_size=batch_size, num_rows=num_rows)
-  rows = min(num_rows, len(source))
+  rows = sum(int(batch["segment_ids"].any(1).sum()) for batch in batches)
   return AnalysisData(config, split, source, batches, rows)
 
 

@@ -16,7 +16,7 @@ RUN_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", BLACK)
 MARKERS = "osD^vPX"
 
 
-STYLE = {
+STYLE: dict[Any, Any] = {
   "font.size": 9,
   "axes.titlesize": 10,
   "axes.spines.top": False,

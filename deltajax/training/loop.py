@@ -11,6 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from deltajax.analysis.analyze import conclude
+from deltajax.analysis.observe import Observer
+from deltajax.analysis.reads import model_reads
 from deltajax.checkpoints.manager import Checkpoints, Keep, Restored
 from deltajax.config import (
   ConfigError,
@@ -324,6 +327,15 @@ class _Session:
     )
     self.validation: dict[str, float] = {}
     self._skipped_in_a_row = 0
+    config = self.trainer.config
+    self._observer = None
+    if config.training.eval_routing and model_reads(config.model):
+      self._observer = Observer(
+        config.model,
+        config.data.sequence_length,
+        self.trainer.sharding,
+        gradients=False,
+      )
 
   def run(
     self, state: TrainState, batches: Any, step: int, last_step: int
@@ -354,7 +366,7 @@ class _Session:
         pending = None
         if evaluates and not stops:
           self.validation = self.validate(state)
-          self.write(step, self.validation)
+          self.write(step, self.validation | self.routing(state))
         # While updates are skipped nobody knows whether the state is good: the
         # older checkpoints are.
         if saves and (is_last or stops or not self._skipped_in_a_row):
@@ -405,6 +417,19 @@ class _Session:
       f"  bits per byte {metrics['validation/bits_per_byte']:.4f}"
     )
     return metrics
+
+  def routing(self, state: TrainState) -> dict[str, float]:
+    """How sharply the model routes, beside a uniform read; see `Totals`."""
+    if self._observer is None:
+      return {}
+    rows = self.trainer.sharding.num_shards("batch")
+    batch = {name: x[:rows] for name, x in self.data.validation[0].items()}
+    observed = self._observer.total(state.params, [batch])
+    totals = conclude(self._observer, observed).totals
+    if totals is None:
+      return {}
+    values = dataclasses.asdict(totals)
+    return {f"routing/{k}": x for k, x in values.items() if x is not None}
 
   def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
     config = self.trainer.config

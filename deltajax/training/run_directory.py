@@ -40,6 +40,7 @@ MUTABLE = frozenset(
     "training.stop_after",
     "training.log_every",
     "training.eval_every",
+    "training.eval_routing",
     "training.checkpoint_every",
     "training.keep_checkpoints",
     "training.keep_every",

@@ -174,6 +174,10 @@ def test_what_a_run_directory_holds(corpus, tmp_path):
     validations[-1]["validation/loss"] == result.validation["validation/loss"]
   )
   assert validations[1]["validation/loss"] < validations[0]["validation/loss"]
+  for line in validations:
+    # Two layers in two blocks: reads of up to four sources.
+    assert 1 / 4 < line["routing/uniform_weight"] <= line["routing/max_weight"]
+    assert 0 < line["routing/entropy"] <= line["routing/uniform_entropy"]
   assert list((tmp_path / "run" / "tensorboard").glob("events*"))
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
     assert saved.config(20)["model"]["routing"]["variant"] == "delta_block"
