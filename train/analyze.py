@@ -56,7 +56,8 @@ class Options:
   Attributes:
     sources: runs, checkpoints of runs, or model directories.
     out: the directory that is written; an earlier analysis is replaced.
-    dataset: a name or the directory of a TFDS data set; None: the runs' own.
+    dataset: a name, the directory of a TFDS data set, or files of text; None:
+      the runs' own.
     split: of the data set.
     data_dir: where data sets are kept; None: the first run's own.
     tokenizer: `bytes`, or the path of a tokenizer.json; None: the models' own.
@@ -144,7 +145,7 @@ def command(arguments: list[str]) -> None:
   plan = prepare(options)
   data = plan.data
   print(
-    f"data      {' + '.join(data.config.datasets)}, split {data.split}:"
+    f"data      {' and '.join(data.config.datasets)}, split {data.split}:"
     f" {data.rows} rows of {data.config.sequence_length} tokens"
   )
   found: dict[str, Analysis] = {}

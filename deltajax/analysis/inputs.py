@@ -20,7 +20,6 @@ from deltajax.training.load import find_model, RunCheckpoint, StoredModel
 from deltajax.training.step import Batch, Trainer
 
 _BATCH_SIZE = 8  # Of models that no run says one for.
-_OPTIONS = {"sequence_length": "sequence-length"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,24 +59,23 @@ class AnalysisData:
     split: of the data set.
     source: its rows.
     batches: those of them that are read.
-    rows: how many these are.
   """
 
   config: DataConfig
   split: str
   source: Mixture
   batches: Sequence[Batch]
-  rows: int
 
   @property
-  def batch_size(self) -> int:
-    """Rows of a batch."""
-    return len(self.batches[0]["tokens"])
+  def rows(self) -> int:
+    """How many rows are read; the last batch may hold padding."""
+    return sum(int((x["segment_ids"][:, 0] != 0).sum()) for x in self.batches)
 
   def described(self) -> dict[str, Any]:
     """For `routing.json`."""
     return {
-      "dataset": " + ".join(self.config.datasets),
+      "datasets": list(self.config.datasets),
+      "weights": list(self.source.weights),
       "split": self.split,
       "tokenizer": self.config.tokenizer,
       "sequence_length": self.config.sequence_length,
@@ -145,9 +143,10 @@ def common_data(
       continue
     if len(set(named.values())) > 1 and name != "data_dir":
       said = ", ".join(f"{x!r} in {run}" for run, x in named.items())
+      option = "sequence-length" if name == "sequence_length" else "dataset"
       raise ConfigError(
-        f"the runs differ in data.{name}: {said}. Give"
-        f" --{_OPTIONS.get(name, 'dataset')} to analyse all on the same data."
+        f"the runs differ in data.{name}: {said}. Give --{option} to analyse"
+        " all on the same data."
       )
     values[name] = next(iter(named.values()))
   if "dataset" not in values:
@@ -208,8 +207,7 @@ def load_data(
     sequence_length=config.sequence_length,
   )
   batches = validation_batches(source, batch_size=batch_size, num_rows=num_rows)
-  rows = sum(int(batch["segment_ids"].any(1).sum()) for batch in batches)
-  return AnalysisData(config, split, source, batches, rows)
+  return AnalysisData(config, split, source, batches)
 
 
 def default_batch_size(subjects: Sequence[Subject]) -> int:
