@@ -185,7 +185,8 @@ def test_prepare_data(measured, tmp_path):
     )
     assert "median ratio" in done.stdout
   else:
-    assert row["processes"] == 1
+    # No workers; a library may start a process for a moment.
+    assert row["processes"] in (1, 2)
     assert 10**8 < row["peak_bytes"] < 1.5e9
     assert "0.3 MB of text: " in done.stdout
   assert list(tmp_path.iterdir()) == [file]
