@@ -198,14 +198,7 @@ def load_data(
   Raises:
     ConfigError: as `load_mixture` and `validation_batches` do.
   """
-  source = load_mixture(
-    config.datasets,
-    split,
-    weights=config.weights,
-    data_dir=config.data_dir,
-    tokenizer=config.tokenizer,
-    sequence_length=config.sequence_length,
-  )
+  source = load_mixture(config, split)
   batches = validation_batches(source, batch_size=batch_size, num_rows=num_rows)
   return AnalysisData(config, split, source, batches)
 

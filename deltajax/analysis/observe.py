@@ -29,7 +29,7 @@ from deltajax.routing.sharding import constrain, Sharding, use_sharding
 from deltajax.training import hosts
 from deltajax.training.loss import token_loss
 from deltajax.training.mesh import place_batch
-from deltajax.training.step import Batch
+from deltajax.training.step import Batch, batch_loss
 
 Sums = dict[str, Any]
 SUBLAYERS = ("attention", "mlp")
@@ -206,19 +206,8 @@ class Observer:
     )
 
     def total_loss(probes):
-      hidden_BxTxD: Any = self._model.apply(
-        {"params": params, PROBES: {"layers": probes}},
-        inputs["tokens"],
-        segment_ids=inputs["segment_ids"],
-        positions=inputs["positions"],
-        method="hidden",
-      )
-      return token_loss(
-        hidden_BxTxD,
-        output_head(config, params),
-        batch["tokens"][:, 1:],
-        target_mask(batch["segment_ids"]),
-      ).loss
+      variables = {"params": params, PROBES: {"layers": probes}}
+      return batch_loss(self._model, variables, batch).loss
 
     gradients = jax.grad(total_loss)(dict.fromkeys(SUBLAYERS, zeros_LxBxTxD))
     mask_BxT = inputs["segment_ids"] != 0

@@ -113,7 +113,7 @@ def encode_part(
   how = [part.kind, Path(part.paths[0]).suffix, dataclasses.asdict(reading)]
   what = [sha256, part.split, part.begin, part.end]
   key = [_VERSION, *how, *what, tokenizer.fingerprint]
-  name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+  name = storage.digest(key)[:32]
   target = Path(directory, name)
 
   def write(scratch: Path) -> Path:

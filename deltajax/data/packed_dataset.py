@@ -6,9 +6,7 @@ rows reads these few, however large the corpus is.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import hashlib
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -68,8 +66,8 @@ def pack_texts(
     tokenizer.fingerprint,
     sequence_length,
   ]
-  digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-  target = data_dir / _NAME / digest / PACK_VERSION
+  name = storage.digest(key)[:16]
+  target = data_dir / _NAME / name / PACK_VERSION
 
   def write(scratch: Path) -> Path:
     documents = {

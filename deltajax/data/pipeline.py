@@ -9,16 +9,14 @@ Shapes: B batch, T sequence; `_T1` is T+1.
 
 from collections.abc import Sequence
 import dataclasses
-import hashlib
-import json
 import os
 from pathlib import Path
 import shutil
-from typing import Any
 
 import grain
 import numpy as np
 
+from deltajax.config import DataConfig
 from deltajax.data import storage
 from deltajax.data.packed_dataset import (
   check_packed_for,
@@ -84,7 +82,9 @@ def load_split(
     )
   encoder = get_tokenizer(tokenizer)
   if directory.exists() and not storage.is_dataset(directory):
-    directory = _prepared(directory, data_dir, tokenizer, sequence_length)
+    directory = _prepared(
+      directory, data_dir, tokenizer, encoder.fingerprint, sequence_length
+    )
   storage.check_has(directory, "split", split, storage.split_names(directory))
   if is_packed(directory):
     check_packed_for(
@@ -108,6 +108,7 @@ def _prepared(
   texts: Path,
   data_dir: str | os.PathLike[str],
   tokenizer: str,
+  fingerprint: str,
   sequence_length: int,
 ) -> Path:
   """Prepares files of text, unless they and all else are as they were."""
@@ -122,9 +123,8 @@ def _prepared(
     for part in find_parts(corpus.sources)
     for path in part.paths
   ]
-  fingerprint = get_tokenizer(tokenizer).fingerprint
   key = [PACK_VERSION, fingerprint, sequence_length, _VALIDATION, files]
-  digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+  digest = storage.digest(key)[:16]
   target = Path(data_dir).expanduser() / "prepared" / digest
   if not storage.is_dataset(target):
     # Processes take longer to start than a small corpus to read.
@@ -174,27 +174,28 @@ class Mixture:
       infos[0],
       num_tokens=sum(info.num_tokens for info in infos),
       num_documents=sum(info.num_documents for info in infos),
-      fingerprint=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+      fingerprint=storage.digest(parts),
     )
 
 
-def load_mixture(
-  datasets: Sequence[str],
-  split: str,
-  *,
-  weights: Sequence[float] = (),
-  **options: Any,
-) -> Mixture:
-  """Returns the same split of several data sets; see `load_split`.
+def load_mixture(config: DataConfig, split: str) -> Mixture:
+  """Returns the same split of all data sets that are read; see `load_split`.
 
   Args:
-    datasets: one or more.
+    config: names them.
     split: of each.
-    weights: see `Mixture`; empty for those of `Mixture.create`.
-    **options: of `load_split`.
   """
-  sources = [load_split(name, split, **options) for name in datasets]
-  return Mixture.create(sources, weights)
+  sources = [
+    load_split(
+      name,
+      split,
+      data_dir=config.data_dir,
+      tokenizer=config.tokenizer,
+      sequence_length=config.sequence_length,
+    )
+    for name in config.datasets
+  ]
+  return Mixture.create(sources, config.weights)
 
 
 def train_iterator(

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
-import json
 import os
 from pathlib import Path
 import shutil
 import time
 from typing import Any
 
+from deltajax.data import storage
 from deltajax.data.encoding import remove_unfinished
 from deltajax.data.manifest import FILE_NAME, Manifest, read_manifest, Source
 from deltajax.data.packed_dataset import (
@@ -207,7 +206,7 @@ class _Job:
   def _directories(self, planned: Sequence[PlannedPart]) -> tuple[Path, Path]:
     """Of rows, and of notes on them; those of other plans are removed."""
     key = [self.decided, [part.encoded.directory for part in planned]]
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    digest = storage.digest(key)[:16]
     rows, done = (
       self.scratch / f"rows-{digest}",
       self.scratch / f"done-{digest}",

@@ -184,6 +184,11 @@ def split_names(directory: str | os.PathLike[str]) -> list[str]:
   return list(open_dataset(directory).info.splits)
 
 
+def digest(values: Any) -> str:
+  """sha256 (hex) of plain values, as JSON writes them."""
+  return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
 def stamp(directory: str | os.PathLike[str]) -> str:
   """Says which data a directory holds, without reading them.
 
@@ -194,7 +199,7 @@ def stamp(directory: str | os.PathLike[str]) -> str:
     (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns)
     for entry in os.scandir(Path(directory).expanduser())
   ]
-  return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
+  return digest(sorted(found))
 
 
 def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:

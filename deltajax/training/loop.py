@@ -117,21 +117,11 @@ def load_data(config: RunConfig) -> RunData:
       f" {data.tokenizer!r} has {tokenizer.vocab_size} ids; use at least that."
     )
 
-  def load(split: str) -> Mixture:
-    return load_mixture(
-      data.datasets,
-      split,
-      weights=data.weights,
-      data_dir=data.data_dir,
-      tokenizer=data.tokenizer,
-      sequence_length=data.sequence_length,
-    )
-
   return RunData(
     tokenizer=tokenizer,
-    train=load("train"),
+    train=load_mixture(data, "train"),
     validation=validation_batches(
-      load("validation"),
+      load_mixture(data, "validation"),
       batch_size=training.batch_size // training.accumulation,
       num_rows=training.eval_sequences,
     ),
@@ -234,7 +224,7 @@ def train(
       log=log,
     )
     if given is not None and not step:
-      session.write(0, session.validate(state))
+      session.writer.write(0, session.validate(state))
     state = session.run(state, batches, step, last_step)
     validation = session.validation or session.validate(state)
   return RunResult(
@@ -366,7 +356,7 @@ class _Session:
         pending = None
         if evaluates and not stops:
           self.validation = self.validate(state)
-          self.write(step, self.validation | self.routing(state))
+          self.writer.write(step, self.validation | self.routing(state))
         # While updates are skipped nobody knows whether the state is good: the
         # older checkpoints are.
         if saves and (is_last or stops or not self._skipped_in_a_row):
@@ -383,10 +373,6 @@ class _Session:
           " goes on from there."
         )
     return state
-
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes metrics down."""
-    self.writer.write(step, values)
 
   def validate(self, state: TrainState) -> dict[str, float]:
     """Loss in nats per token and bits per byte on the fixed validation set."""
@@ -445,7 +431,7 @@ class _Session:
         "train/tokens_per_second": rates.tokens,
         "train/data_wait": rates.data_wait,
       }
-      self.write(step, values | self._use_of_devices(rates))
+      self.writer.write(step, values | self._use_of_devices(rates))
       self.log(self.progress.line(step, values["train/loss"], rates))
 
   def _report_skipped(self, step: int, values: Mapping[str, float]) -> None:
@@ -457,7 +443,7 @@ class _Session:
       f" {values['train/grad_norm']:.4g}"
     )
     if in_a_row > limit:
-      self.write(step, values)
+      self.writer.write(step, values)
       raise UnhealthyError(
         f"update {step} had {what}, and {in_a_row} updates in a row had to be"
         f" skipped (health.skip_limit is {limit}); {self.saver.last_good()}."
@@ -499,7 +485,9 @@ class _Session:
     save = self.saver.finish if waits else self.saver.save
     config = to_dict(self.trainer.config)
     save(step, state, position, config, validation_loss)
-    self.write(step, {"checkpoint/blocked_seconds": self.saver.blocked_seconds})
+    self.writer.write(
+      step, {"checkpoint/blocked_seconds": self.saver.blocked_seconds}
+    )
 
 
 def _say_nothing(line: str) -> None:

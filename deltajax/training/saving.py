@@ -61,8 +61,8 @@ class Saver:
     if step in self._saved.steps():
       return  # A run that goes on from it ends before its next update.
     # An earlier one may have failed since: it must not cost this one too.
-    problem = None if self._failed else self._problem_of(self._saved.wait)
-    self._note(problem)
+    if not self._failed:
+      self._note(self._problem_of(self._saved.wait))
     self._note(
       self._problem_of(lambda: self._saved.save(step, *args, **kwargs))
     )

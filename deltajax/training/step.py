@@ -51,6 +51,32 @@ class TrainState:
   health: Health
 
 
+def batch_loss(
+  model: TransformerLM, variables: Mapping[str, Any], batch: Batch
+) -> LossSums:
+  """Sums of the next-token loss over a batch of packed rows.
+
+  Args:
+    model: is run on all tokens but the last.
+    variables: its unboxed parameters, and whatever else it is given.
+    batch: the rows.
+  """
+  inputs = {name: x[:, :-1] for name, x in batch.items()}
+  hidden_BxTxD: Any = model.apply(
+    variables,
+    inputs["tokens"],
+    segment_ids=inputs["segment_ids"],
+    positions=inputs["positions"],
+    method="hidden",
+  )
+  return token_loss(
+    hidden_BxTxD,
+    output_head(model.config, variables["params"]),
+    batch["tokens"][:, 1:],
+    target_mask(batch["segment_ids"]),
+  )
+
+
 class Trainer:
   """The functions of a run, built once from its config.
 
@@ -121,21 +147,8 @@ class Trainer:
 
   def loss(self, params: Any, batch: Batch) -> LossSums:
     """Sums of the next-token loss over a batch of packed rows."""
-    inputs = {name: x[:, :-1] for name, x in batch.items()}
     with use_sharding(self.sharding):
-      hidden_BxTxD: Any = self.model.apply(
-        {"params": params},
-        inputs["tokens"],
-        segment_ids=inputs["segment_ids"],
-        positions=inputs["positions"],
-        method="hidden",
-      )
-      return token_loss(
-        hidden_BxTxD,
-        output_head(self.config.model, params),
-        batch["tokens"][:, 1:],
-        target_mask(batch["segment_ids"]),
-      )
+      return batch_loss(self.model, {"params": params}, batch)
 
   def update(
     self, state: TrainState, batch: Batch

@@ -23,14 +23,14 @@ def refuse(*args, **kwargs):
   raise AssertionError("network access")
 socket.socket.connect = socket.getaddrinfo = refuse
 random.seed(0)
+from deltajax.config import DataConfig
 from deltajax.data import pipeline, storage
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 root, data_dir = sys.argv[1:]
 config = PythonStdlibConfig.from_root(root)
 path = storage.build_dataset(PythonStdlib, data_dir, config)
-source = pipeline.load_mixture(
-  [str(path)], "train", data_dir=data_dir, sequence_length=8,
-  tokenizer="bytes")
+data = DataConfig(dataset=str(path), data_dir=data_dir, sequence_length=8)
+source = pipeline.load_mixture(data, "train")
 next(pipeline.train_iterator(source, batch_size=2, seed=0))
 heavy = {name.split(".")[0] for name in sys.modules}
 assert not heavy & {"tensorflow", "torch"}, heavy
