@@ -31,8 +31,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.checkpoints.huggingface import save_pretrained
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
-from deltajax.models.generation import Generator, Sampling
+from deltajax.models.generation import Generator
 from deltajax.models.presets import presets
+from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
 from train.cli import check_json_file, main, write_json_file
 

@@ -21,9 +21,9 @@ from deltajax.config import (
 from deltajax.models.generation import (
   generate as generate,
   Generator as Generator,
-  Sampling as Sampling,
 )
 from deltajax.models.presets import presets as presets
+from deltajax.models.sampling import Sampling as Sampling
 from deltajax.models.transformer import (
   ModelOutput as ModelOutput,
   TransformerLM as TransformerLM,

@@ -25,6 +25,7 @@ ROPE_SCALINGS = ("none", "llama3")
 REMAT = ("none", "dots", "full")
 SCANS = ("append_only", "plain")
 ATTENTION = ("xla", "splash", "cudnn", "splash_interpret")
+FREEZE = ("none", "base")
 
 
 def _check_positive(config: Any, where: str, *names: str) -> None:
@@ -179,7 +180,11 @@ class DataConfig:
   """What a run reads.
 
   Attributes:
-    dataset: `python_stdlib`, or the directory of a prepared TFDS data set.
+    dataset: `python_stdlib`, or the path (with a "/") of a TFDS data set: one
+      of texts, or one that `train.prepare_data` has packed.
+    mixture: more data sets, to be read together with it.
+    weights: share of the rows of `dataset` and of each of `mixture`; they sum
+      to 1. Empty: in proportion to the rows that each has.
     data_dir: where data sets that are built here are kept, and the packed rows
       of any: made once by the first host, read one by one by all.
     tokenizer: `bytes`, or the path (with a "/") of a tokenizer.json or of the
@@ -188,12 +193,31 @@ class DataConfig:
   """
 
   dataset: str = "python_stdlib"
+  mixture: tuple[str, ...] = ()
+  weights: tuple[float, ...] = ()
   data_dir: str = "data"
   tokenizer: str = "bytes"
   sequence_length: int = 256
 
   def __post_init__(self) -> None:
     _check_positive(self, "data", "sequence_length")
+    if not self.weights:
+      return
+    if len(self.weights) != len(self.datasets):
+      raise ConfigError(
+        f"data.weights has {len(self.weights)} numbers; data.dataset and"
+        f" data.mixture name {len(self.datasets)} data sets."
+      )
+    if min(self.weights) <= 0 or abs(sum(self.weights) - 1) > 1e-6:
+      raise ConfigError(
+        f"data.weights are {self.weights}, which sum to"
+        f" {sum(self.weights):g}; they must be positive and sum to 1."
+      )
+
+  @property
+  def datasets(self) -> tuple[str, ...]:
+    """All that are read together."""
+    return (self.dataset, *self.mixture)
 
 
 @typed_config
@@ -202,6 +226,8 @@ class OptimizerConfig:
 
   Attributes:
     learning_rate: at the end of the warm-up.
+    routing_learning_rate: the same of the parameters that route over depth,
+      which follow the schedule in proportion; None: learning_rate.
     final_learning_rate: at the last step of the cosine.
     warmup_steps: steps of the linear warm-up from 0.
     b1: decay of the first moment.
@@ -210,10 +236,12 @@ class OptimizerConfig:
     weight_decay: of kernels and the embedding. Norms, queries, gates and null
       sources are never decayed.
     clip_norm: largest global norm of a gradient.
-    query_multiplier: learning rate of routing queries, relative to the rest.
+    query_multiplier: learning rate of routing queries, relative to that of
+      the other routing parameters.
   """
 
   learning_rate: float = 6e-4
+  routing_learning_rate: float | None = None
   final_learning_rate: float = 6e-5
   warmup_steps: int = 1000
   b1: float = 0.9
@@ -225,6 +253,8 @@ class OptimizerConfig:
 
   def __post_init__(self) -> None:
     _check_positive(self, "optimizer", "learning_rate", "eps", "clip_norm")
+    if self.routing_learning_rate is not None:
+      _check_positive(self, "optimizer", "routing_learning_rate")
     _check_not_negative(
       self,
       "optimizer",
@@ -330,8 +360,18 @@ class TrainingConfig:
     log_every: updates between lines of metrics.
     eval_every: updates between validations.
     eval_sequences: rows of the fixed validation set.
+    eval_routing: each validation also says how sharply the model routes, on its
+      first rows, one on each shard of the batch. It holds what all sublayers
+      put out for them.
     checkpoint_every: updates between checkpoints.
+    accept: fields (`training.seed`), sections (`data`) or `data.content` in
+      which a run that is resumed may differ from what it was. Batch k is then
+      that of the new order, whatever was read before.
     keep_checkpoints: how many of the newest checkpoints are kept.
+    keep_every: keep those at multiples of this number of updates, too.
+    wandb_project: metrics also go to this project of Weights & Biases; where
+      WANDB_MODE is `offline`, to files for a later upload.
+    keep_best: how many of those with the least validation loss are kept, too.
   """
 
   steps: int = 10_000
@@ -343,8 +383,13 @@ class TrainingConfig:
   log_every: int = 10
   eval_every: int = 500
   eval_sequences: int = 256
+  eval_routing: bool = True
   checkpoint_every: int = 500
+  accept: tuple[str, ...] = ()
   keep_checkpoints: int = 3
+  keep_every: int | None = None
+  keep_best: int = 0
+  wandb_project: str | None = None
 
   def __post_init__(self) -> None:
     _check_positive(
@@ -353,14 +398,49 @@ class TrainingConfig:
       *("steps", "batch_size", "accumulation", "log_every", "eval_every"),
       *("eval_sequences", "checkpoint_every", "keep_checkpoints"),
     )
-    _check_not_negative(self, "training", "z_loss")
+    _check_not_negative(self, "training", "z_loss", "keep_best")
+    if self.keep_every is not None:
+      _check_positive(self, "training", "keep_every")
     if self.stop_after is not None:
       _check_positive(self, "training", "stop_after")
+    for name in self.accept:
+      if name.split(".")[0] in ("model", "init_from", "freeze"):
+        raise ConfigError(
+          f"training.accept {name!r}: checkpoints hold this model; it cannot"
+          " become another. Start a run with --init-from."
+        )
     if self.batch_size % self.accumulation:
       raise ConfigError(
         f"training.batch_size {self.batch_size} is not divisible by"
         f" training.accumulation {self.accumulation}."
       )
+
+
+@typed_config
+class HealthConfig:
+  """What a run does when something goes wrong.
+
+  Attributes:
+    skip_limit: updates in a row that may be skipped because their loss or
+      gradient is not finite, or their loss is a spike; one more stops the run.
+    spike: standard deviations above the running mean of about 100 losses from
+      which a loss is a spike; None: none is.
+    hang_seconds: after which a step, a validation or a checkpoint that does not
+      end is reported, with the stacks of all threads; None: never. The first
+      step compiles.
+    hang_exits: end the process then, with exit code 4.
+  """
+
+  skip_limit: int = 3
+  spike: float | None = None
+  hang_seconds: float | None = 1800.0
+  hang_exits: bool = False
+
+  def __post_init__(self) -> None:
+    _check_not_negative(self, "health", "skip_limit")
+    for name in ("spike", "hang_seconds"):
+      if getattr(self, name) is not None:
+        _check_positive(self, "health", name)
 
 
 @typed_config
@@ -372,18 +452,32 @@ class RunConfig:
     data: what it reads.
     optimizer: how it learns.
     training: for how long, and what is written down.
+    health: what it does when something goes wrong.
     mesh: of devices.
     hosts: how several hosts find each other.
+    init_from: a model directory, a run, or one of its checkpoints, whose
+      parameters the run starts with; None: they are drawn from the seed.
+    freeze: `base` leaves all parameters as they are but those that route over
+      depth, which alone have gradients and moments; `none` learns all.
   """
 
   model: ModelConfig
   data: DataConfig = DataConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
+  health: HealthConfig = HealthConfig()
   mesh: MeshConfig = MeshConfig()
   hosts: HostsConfig = HostsConfig()
+  init_from: str | None = None
+  freeze: str = "none"
 
   def __post_init__(self) -> None:
+    check_name("freeze", self.freeze, FREEZE)
+    if self.freeze == "base" and self.model.routing.variant == "standard":
+      raise ConfigError(
+        "freeze is 'base', but a standard model has no parameters that route"
+        " over depth, so that nothing would learn."
+      )
     if self.model.param_dtype not in ("float32", "float64"):
       raise ConfigError(
         f"model.param_dtype is {self.model.param_dtype}; small updates would"
@@ -424,8 +518,10 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
   arguments = {}
   for name, value in values.items():
     check_name(f"{cls.__name__} field", name, hints)
-    nested = dataclasses.is_dataclass(hints[name])
-    arguments[name] = from_dict(hints[name], value) if nested else value
+    if dataclasses.is_dataclass(hints[name]):
+      value = from_dict(hints[name], value)
+    # JSON has lists only.
+    arguments[name] = tuple(value) if isinstance(value, list) else value
   return cls(**arguments)
 
 

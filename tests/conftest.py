@@ -29,3 +29,27 @@ def corpus(tmp_path_factory) -> pathlib.Path:
   return build_dataset(
     PythonStdlib, root.parent / "data", PythonStdlibConfig.from_root(root)
   )
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(tmp_path_factory) -> pathlib.Path:
+  """A directory with a tokenizer.json like GPT-2's, of 300 ids."""
+  library = pytest.importorskip("tokenizers")
+  from tokenizers import decoders, models, pre_tokenizers, trainers
+
+  found = library.Tokenizer(models.BPE())
+  found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  found.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=300,
+    special_tokens=["<|start|>", "<|end|>"],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  found.train_from_iterator(["a value of the depth = 17 * x"] * 9, trainer)
+  directory = tmp_path_factory.mktemp("tokenizer")
+  found.save(str(directory / "tokenizer.json"))
+  (directory / "tokenizer_config.json").write_text(
+    '{"bos_token": "<|start|>", "eos_token": "<|end|>"}'
+  )
+  return directory

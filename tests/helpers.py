@@ -44,8 +44,22 @@ def run_module(module, *arguments, env=None):
     *arguments: of the command line.
     env: variables besides those of this process.
   """
+  return _run_python("-m", module, *arguments, env=env)
+
+
+def run_program(file, *arguments):
+  """Runs a file of the repository, with the repository's modules.
+
+  Args:
+    file: its path.
+    *arguments: of the command line.
+  """
+  return _run_python(file, *arguments, env={"PYTHONPATH": str(ROOT)})
+
+
+def _run_python(*arguments, env=None):
   return subprocess.run(
-    [sys.executable, "-m", module, *map(str, arguments)],
+    [sys.executable, *map(str, arguments)],
     cwd=ROOT,
     env=os.environ | (env or {}),
     capture_output=True,

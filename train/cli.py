@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -13,16 +14,24 @@ import tyro
 
 from deltajax.config import ConfigError, RunConfig
 from deltajax.routing.validation import check_name, unknown_name
-from deltajax.training.loop import NonFiniteError
+from deltajax.training.load import find_model, StoredModel
+from deltajax.training.stopping import (
+  INTERRUPTED,
+  RUN_ERROR,
+  RunStopped,
+  USAGE_ERROR,
+)
 
 T = TypeVar("T")
 
-USAGE_ERROR = 2
-RUN_ERROR = 1
 
+def load_config(path: str, base: StoredModel | None = None) -> RunConfig:
+  """Calls `get_config` of a Python file.
 
-def load_config(path: str) -> RunConfig:
-  """Calls `get_config()` of a Python file.
+  Args:
+    path: of the file.
+    base: a model; `get_config(base)` is a recipe for fine-tuning any, and
+      `get_config()` the config of a run.
 
   Raises:
     ConfigError: if there is no such file, or it defines no such function.
@@ -39,7 +48,18 @@ def load_config(path: str) -> RunConfig:
   spec.loader.exec_module(module)
   if not hasattr(module, "get_config"):
     raise ConfigError(f"{path} defines no get_config().")
-  config = module.get_config()
+  takes_base = bool(inspect.signature(module.get_config).parameters)
+  if takes_base and base is None:
+    raise ConfigError(
+      f"get_config() of {path} takes a model to start with: it is for python -m"
+      " train.finetune."
+    )
+  if base is not None and not takes_base:
+    raise ConfigError(
+      f"get_config() of {path} takes no model to start with; fine-tuning needs"
+      " one like that of configs/finetune_smollm2.py."
+    )
+  config = module.get_config(base) if takes_base else module.get_config()
   if not isinstance(config, RunConfig):
     raise ConfigError(
       f"get_config() of {path} returns {type(config).__name__}, not RunConfig."
@@ -91,6 +111,29 @@ def parse_run(command: str, arguments: Sequence[str]) -> Run:
   )
 
 
+def parse_finetune(command: str, arguments: Sequence[str]) -> Run:
+  """Parses `CONFIG --init-from MODEL --workdir DIR [--field value ...]`.
+
+  The defaults of all other options are made for the model.
+
+  Args:
+    command: how the command is started, for its help.
+    arguments: of the command line.
+  """
+  usage = f"{command} CONFIG --init-from RUN_OR_DIR --workdir DIR [--field N]"
+  path, rest = _config_first(usage, arguments)
+  init_from = _value_of("--init-from", rest)
+  if init_from is None:
+    raise ConfigError(
+      "--init-from is missing: name a model directory, a run, or one of its"
+      " checkpoints."
+    )
+  config = load_config(path, find_model(pathlib.Path(init_from)))
+  config = dataclasses.replace(config, init_from=init_from)
+  default = Run(config, pathlib.Path("runs") / pathlib.Path(path).stem)
+  return _parse_over(default, f"{command} {path}", rest)
+
+
 def parse_ahead(command: str, arguments: Sequence[str]) -> AheadRun:
   """Parses `CONFIG --topology NAME [--json FILE] [--field value ...]`.
 
@@ -133,7 +176,24 @@ def _parse(
   make_default: Callable[[RunConfig, str], T],
 ) -> T:
   """Loads the config that comes first, and parses options over it."""
-  command = usage.split(" CONFIG ")[0]
+  path, rest = _config_first(usage, arguments)
+  default = make_default(load_config(path), pathlib.Path(path).stem)
+  return _parse_over(default, f"{_command(usage)} {path}", rest)
+
+
+def _parse_over(default: T, command: str, arguments: Sequence[str]) -> T:
+  return tyro.cli(type(default), prog=command, default=default, args=arguments)
+
+
+def _command(usage: str) -> str:
+  return usage.split(" CONFIG ")[0]
+
+
+def _config_first(
+  usage: str, arguments: Sequence[str]
+) -> tuple[str, Sequence[str]]:
+  """The path of a config, which comes first, and the options after it."""
+  command = _command(usage)
   if not arguments or arguments[0].startswith("-"):
     print(f"usage: {usage}")
     print(f"`{command} CONFIG --help` lists every option of a config file:")
@@ -142,10 +202,16 @@ def _parse(
     raise SystemExit(0 if asked else USAGE_ERROR)
   path, *rest = arguments
   _check_named_once(rest)
-  default = make_default(load_config(path), pathlib.Path(path).stem)
-  return tyro.cli(
-    type(default), prog=f"{command} {path}", default=default, args=rest
-  )
+  return path, rest
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str | None:
+  """The value of an option, before the others can be parsed."""
+  for i, argument in enumerate(arguments):
+    name, equals, value = argument.partition("=")
+    if name.replace("_", "-") == option:
+      return value if equals else next(iter(arguments[i + 1 :]), None)
+  return None
 
 
 def _check_named_once(arguments: Sequence[str]) -> None:
@@ -188,12 +254,12 @@ def main(command: Callable[[list[str]], None]) -> None:
   except ConfigError as error:
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(USAGE_ERROR) from None
-  except NonFiniteError as error:
+  except RunStopped as error:
     print(f"stopped: {error}", file=sys.stderr)
-    raise SystemExit(RUN_ERROR) from None
+    raise SystemExit(error.exit_code) from None
   except OSError as error:
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(RUN_ERROR) from None
   except KeyboardInterrupt:
-    print("interrupted; the same command resumes the run", file=sys.stderr)
-    raise SystemExit(RUN_ERROR) from None
+    print("interrupted; the same command goes on", file=sys.stderr)
+    raise SystemExit(INTERRUPTED) from None

@@ -34,7 +34,8 @@ from deltajax.checkpoints.names import count_parameters, parameter_shapes
 from deltajax.checkpoints.tensor_files import TensorFiles
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
 from deltajax.training.load import find_model, ModelDirectory
-from train.cli import main, parse_subcommand, RUN_ERROR
+from deltajax.training.stopping import RUN_ERROR
+from train.cli import main, parse_subcommand
 
 STANDARD = RoutingConfig(variant="standard")
 
@@ -92,7 +93,7 @@ class Export:
     layout: huggingface (a routed model: that of the released AttnRes code), or
       deltajax.
     like: a model directory whose tokenizer and token ids are carried along;
-      by default the source, if it is one.
+      by default the source, or the one that a run started with.
     dtype: of the tensors; None for that of the parameters.
   """
 
@@ -106,8 +107,8 @@ class Export:
     """Exports."""
     source = find_model(self.source)
     like = self.like
-    if like is None and isinstance(source, ModelDirectory):
-      like = source.path
+    if like is None:
+      like = source.origin
     saving: dict[str, Any] = {
       "layout": self.layout,
       "like": like,

@@ -11,7 +11,6 @@ tokenizer.json.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
-import json
 import pathlib
 import sys
 from typing import Annotated, Any
@@ -22,13 +21,10 @@ import tyro
 
 from deltajax.config import ConfigError
 from deltajax.data.tokenizers import get_tokenizer, TextStream, Tokenizer
-from deltajax.models.generation import Generator, Sampling
+from deltajax.models.generation import Generator
+from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
-from deltajax.training.load import (
-  find_model,
-  ModelDirectory,
-  RunCheckpoint,
-)
+from deltajax.training.load import find_model
 from train.cli import main
 
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
@@ -89,36 +85,6 @@ class Options:
     if "" in self.stop:
       raise ConfigError("--stop is empty; every text would end at once.")
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """A model whose parameters are not loaded yet.
-
-  Attributes:
-    model: where it is.
-    tokenizer: the name or path of its tokenizer.
-    context: tokens that the model was trained to see; None if nothing says.
-  """
-
-  model: ModelDirectory | RunCheckpoint
-  tokenizer: str
-  context: int | None
-
-
-def find_source(path: pathlib.Path) -> Source:
-  """Finds a run, a checkpoint or a model directory.
-
-  Raises:
-    ConfigError: if there is none.
-  """
-  model = find_model(path)
-  if isinstance(model, RunCheckpoint):
-    data = model.run.load_config().data
-    return Source(model, data.tokenizer, data.sequence_length)
-  values = json.loads((model.path / "config.json").read_text())
-  context = values.get("max_position_embeddings")
-  return Source(model, f"{model.path.absolute()}/", context)
 
 
 def encode_prompts(
@@ -226,20 +192,21 @@ def command(arguments: list[str]) -> None:
   sampling = Sampling(
     temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
   )
-  source = find_source(options.source)
-  config = source.model.config()
+  source = find_model(options.source)
+  config = source.config()
   dtype = options.dtype
   if dtype is None and jax.default_backend() == "cpu":
     dtype = "float32"
   if dtype is not None:
     config = dataclasses.replace(config, dtype=dtype)
   tokenizer = get_tokenizer(options.tokenizer or source.tokenizer)
-  rows = encode_prompts(tokenizer, prompts, config.vocab_size, source.context)
+  context = source.context
+  rows = encode_prompts(tokenizer, prompts, config.vocab_size, context)
   room = [
-    min(options.max_new_tokens, (source.context or sys.maxsize) - len(row))
+    min(options.max_new_tokens, (context or sys.maxsize) - len(row))
     for row in rows
   ]
-  generator = Generator(TransformerLM(config), source.model.load().params)
+  generator = Generator(TransformerLM(config), source.load().params)
   steps = generator.steps(
     rows,
     max_new_tokens=max(room),

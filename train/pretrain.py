@@ -1,8 +1,11 @@
 """Pretrains a model, or resumes it: python -m train.pretrain CONFIG ..."""
 
+from collections.abc import Mapping
+
 import jax
 
-from deltajax.analysis.routing_summary import routing_table, summarize_routing
+from deltajax.analysis.analyze import analyze
+from deltajax.analysis.table import routing_table
 from deltajax.models.generation import generate
 from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
@@ -31,10 +34,12 @@ def print_report(result: RunResult) -> None:
 def report_lines(result: RunResult) -> list[str]:
   """What `print_report` prints."""
   model, params = result.trainer.model, result.state.params
-  bits = result.validation["validation/bits_per_byte"]
-  lines = [
-    f"\nvalidation: {bits:.3f} bits per byte after {result.step} updates"
-  ]
+  lines = [""]
+  if result.before is not None:
+    lines.append(f"validation: {_quality(result.before)} before")
+  lines.append(
+    f"validation: {_quality(result.validation)} after {result.step} updates"
+  )
 
   tokenizer = result.data.tokenizer
   prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
@@ -50,19 +55,19 @@ def report_lines(result: RunResult) -> list[str]:
   sample = tokenizer.decode(tokens[0])
   lines += ["\nsample:", SAMPLE_PROMPT + sample]
 
-  batch = {name: x[:4, :-1] for name, x in result.data.validation[0].items()}
-  summaries = summarize_routing(
-    model,
+  batch = {name: x[:4] for name, x in result.data.validation[0].items()}
+  routing = analyze(
+    model.config,
     params,
-    batch["tokens"],
-    segment_ids=batch["segment_ids"],
-    positions=batch["positions"],
+    [batch],
+    sequence_length=batch["tokens"].shape[1] - 1,
+    gradients=False,
   )
-  if summaries:
+  if routing.reads:
     lines.append(
       "\nrouting: mean of the largest weight, beside the uniform value"
     )
-    lines.append(routing_table(summaries))
+    lines.append(routing_table(routing.reads))
 
   directory = result.directory
   return [
@@ -72,6 +77,12 @@ def report_lines(result: RunResult) -> list[str]:
     f"tensorboard  {directory.tensorboard}",
     f"checkpoints  {directory.checkpoints}",
   ]
+
+
+def _quality(validation: Mapping[str, float]) -> str:
+  bits = validation["validation/bits_per_byte"]
+  perplexity = validation["validation/perplexity"]
+  return f"{bits:.3f} bits per byte, perplexity {perplexity:.2f}"
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from flax import traverse_util
 import jax
 import numpy as np
 
 from deltajax.config import ModelConfig, RoutingConfig
 from deltajax.models.transformer import (
-  is_routing,
   partitionable,
+  split_routing,
   TransformerLM,
 )
 
@@ -63,10 +62,7 @@ def probe(config: ModelConfig, params: Mapping[str, Any], dtype: str) -> Probe:
   """
   config = dataclasses.replace(partitionable(config), dtype=dtype)
   base = dataclasses.replace(config, routing=RoutingConfig(variant="standard"))
-  flat = traverse_util.flatten_dict(params)
-  base_params = traverse_util.unflatten_dict(
-    {path: x for path, x in flat.items() if not is_routing(path)}
-  )
+  base_params, _ = split_routing(params)
   tokens_BxT = np.random.default_rng(0).integers(
     config.vocab_size, size=PROBE_SHAPE, dtype=np.int32
   )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
+import os
 import pathlib
 import shutil
 import tempfile
@@ -10,22 +11,34 @@ from deltajax.config import ConfigError
 
 
 def check_replaceable(
-  target: pathlib.Path, may_replace: Callable[[pathlib.Path], bool]
+  target: pathlib.Path,
+  may_replace: Callable[[pathlib.Path], bool],
+  what: str = "a model",
 ) -> None:
-  """Raises ConfigError if `replaced_directory` would."""
+  """Raises ConfigError if `replaced_directory` would, or could not write."""
   if target.exists() and not target.is_dir():
     raise ConfigError(f"{target} is a file, not a directory.")
   kept = sorted(path.name for path in target.glob("*") if not may_replace(path))
   if kept:
     raise ConfigError(
-      f"{target} holds {kept[0]!r}, which is no part of a model and would be"
+      f"{target} holds {kept[0]!r}, which is no part of {what} and would be"
       " lost; name an empty or new directory."
+    )
+  parent = target.absolute().parent
+  while not parent.exists():
+    parent = parent.parent
+  if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    raise ConfigError(
+      f"{target} cannot be written: {parent} is no directory that one may"
+      " write to."
     )
 
 
 @contextlib.contextmanager
 def replaced_directory(
-  target: pathlib.Path, may_replace: Callable[[pathlib.Path], bool]
+  target: pathlib.Path,
+  may_replace: Callable[[pathlib.Path], bool],
+  what: str = "a model",
 ) -> Iterator[pathlib.Path]:
   """A temporary directory that becomes `target` when all went well.
 
@@ -34,11 +47,13 @@ def replaced_directory(
   Args:
     target: a new directory, an empty one, or one whose files may be replaced.
     may_replace: whether a file in it may.
+    what: which such files are part of, for messages.
 
   Raises:
-    ConfigError: if the target holds anything else, before anything is written.
+    ConfigError: if the target holds anything else, or is somewhere that cannot
+      be written to, before anything is written.
   """
-  check_replaceable(target, may_replace)
+  check_replaceable(target, may_replace, what)
   target = target.absolute()
   target.parent.mkdir(parents=True, exist_ok=True)
   temporary = pathlib.Path(

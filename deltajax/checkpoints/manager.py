@@ -1,14 +1,23 @@
 """Orbax checkpoints of a run: state, data position and config together.
 
-A checkpoint is named by the number of completed updates.
+A checkpoint is named by the number of completed updates. It is written while
+the run goes on, and counts once it is complete. What cannot be written costs
+the run nothing but the checkpoint.
 """
 
+import contextlib
 import dataclasses
 import pathlib
+import shutil
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+from deltajax.checkpoints.checksums import check, checksums
+
+DAMAGED = "damaged"
+_CHECKSUMS = "checksums"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +35,37 @@ class Restored:
   data: dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Keep:
+  """Which checkpoints are kept; the others are removed.
+
+  Attributes:
+    newest: how many of the newest.
+    every: those at multiples of this number of updates too; None: of none.
+    best: how many of those with the least validation loss, too.
+  """
+
+  newest: int = 1
+  every: int | None = None
+  best: int = 0
+
+  def policy(self) -> ocp.checkpoint_managers.PreservationPolicy:
+    """The same for Orbax."""
+    policies = ocp.checkpoint_managers
+    kept: list[Any] = [policies.LatestN(self.newest)]
+    if self.every is not None:
+      kept.append(policies.EveryNSteps(self.every))
+    if self.best:
+      kept.append(
+        policies.BestN(
+          get_metric_fn=lambda metrics: -metrics["loss"],
+          n=self.best,
+          keep_checkpoints_without_metrics=False,
+        )
+      )
+    return policies.AnyPreservationPolicy(kept)
+
+
 class Checkpoints:
   """The checkpoints of one run directory.
 
@@ -33,32 +73,38 @@ class Checkpoints:
 
   Args:
     directory: is made if there is none.
-    keep: how many of the newest are kept.
+    keep: which are kept.
     read_only: nothing is made, or removed after another process's crash.
   """
 
   def __init__(
-    self, directory: pathlib.Path, keep: int = 1, read_only: bool = False
+    self,
+    directory: pathlib.Path,
+    keep: Keep | None = None,
+    read_only: bool = False,
   ):
-    self._manager = ocp.CheckpointManager(
-      directory.absolute(),
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=None if read_only else keep,
-        create=not read_only,
-        read_only=read_only,
-      ),
-      item_names=("state", "data", "config"),
-    )
+    self._directory = directory.absolute()
+    self._keep = None if read_only else keep or Keep()
+    self._manager = self._open()
 
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, *unused: object) -> None:
-    self._manager.close()
+  def __exit__(self, kind: type | None, *unused: object) -> None:
+    try:
+      self._manager.close()
+    except Exception:
+      # What ends the block is worth more than a checkpoint that failed too.
+      if kind is None:
+        raise
 
   def latest_step(self) -> int | None:
     """Updates completed by the newest complete checkpoint, if any."""
     return self._manager.latest_step()
+
+  def steps(self) -> list[int]:
+    """Updates completed by each complete checkpoint, the newest first."""
+    return sorted(self._manager.all_steps(), reverse=True)
 
   def save(
     self,
@@ -66,26 +112,67 @@ class Checkpoints:
     state: Any,
     data: dict[str, Any],
     config: dict[str, Any],
+    validation_loss: float | None = None,
   ) -> None:
-    """Writes a checkpoint and waits until it is complete.
+    """Starts to write a checkpoint; waits for an earlier one.
+
+    The arrays may be given up once this returns.
 
     Args:
       step: completed updates.
       state: tree of arrays.
       data: plain values that describe the position in the data.
       config: of the run.
+      validation_loss: decides which checkpoints are best.
+
+    Raises:
+      Exception: whatever kept this one, or the earlier one, from being written;
+        the complete ones are not touched.
     """
     self._manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        data=ocp.args.JsonSave(data),
+        data=ocp.args.JsonSave({**data, _CHECKSUMS: checksums(state)}),
         config=ocp.args.JsonSave(config),
       ),
+      metrics=None if validation_loss is None else {"loss": validation_loss},
       force=True,
     )
-    # The next update donates the buffers that are being written.
+
+  def wait(self) -> None:
+    """Waits until nothing is being written; raises as `save`."""
     self._manager.wait_until_finished()
+
+  def is_writing(self) -> bool:
+    """Whether a checkpoint is being written now."""
+    return self._manager.is_saving_in_progress()
+
+  def check(self) -> None:
+    """Raises what kept a checkpoint from being written, if that is known."""
+    if not self.is_writing():
+      self.wait()
+
+  def start_again(self) -> None:
+    """Forgets a checkpoint that could not be written, and removes its parts."""
+    with contextlib.suppress(Exception):  # What is wrong is known.
+      self._manager.close()
+    self._manager = self._open()
+
+  def reload(self) -> None:
+    """Looks again at what is there."""
+    self._manager.reload()
+
+  def put_aside(self, steps: list[int]) -> pathlib.Path:
+    """Moves checkpoints to where they are not found; returns the place."""
+    place = self._directory.parent / DAMAGED
+    place.mkdir(exist_ok=True)
+    for step in steps:
+      if (place / str(step)).exists():
+        shutil.rmtree(place / str(step))
+      (self._directory / str(step)).rename(place / str(step))
+    self.reload()
+    return place
 
   def restore(self, step: int, like: Any) -> Restored:
     """Reads a checkpoint.
@@ -94,6 +181,10 @@ class Checkpoints:
       step: which one.
       like: a tree of arrays or ShapeDtypeStructs with the shapes and dtypes
         that are expected.
+
+    Raises:
+      ChecksumError: if the arrays are not those that were saved.
+      Exception: whatever keeps Orbax from reading them.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     found = self._manager.restore(
@@ -103,7 +194,9 @@ class Checkpoints:
         data=ocp.args.JsonRestore(),
       ),
     )
-    return Restored(step=step, state=found["state"], data=found["data"])
+    state, data = found["state"], dict(found["data"])
+    check(state, data.pop(_CHECKSUMS))
+    return Restored(step=step, state=state, data=data)
 
   def restore_params(self, step: int, like: Any) -> Any:
     """Reads the parameters of a training state, and nothing else of it.
@@ -134,3 +227,17 @@ class Checkpoints:
       step, args=ocp.args.Composite(config=ocp.args.JsonRestore())
     )
     return found["config"]
+
+  def _open(self) -> ocp.CheckpointManager:
+    if self._keep is None:
+      options = ocp.CheckpointManagerOptions(read_only=True, create=False)
+    else:
+      options = ocp.CheckpointManagerOptions(
+        preservation_policy=self._keep.policy(),
+        cleanup_tmp_directories=True,
+      )
+    return ocp.CheckpointManager(
+      self._directory,
+      options=options,
+      item_names=("state", "data", "config"),
+    )

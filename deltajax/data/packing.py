@@ -19,6 +19,8 @@ from deltajax.routing.validation import ConfigError
 
 Array = TypeVar("Array")  # numpy or jax
 
+TOKENS_PER_SHARD = 2**26
+
 
 class PackedRow(NamedTuple):
   """A row as it is stored.
@@ -58,19 +60,64 @@ class PackingInfo:
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
-  """The smallest unsigned type that holds every id."""
-  return np.min_scalar_type(tokenizer.vocab_size - 1)
+  """The smallest unsigned type that holds every id, little-endian."""
+  return np.min_scalar_type(tokenizer.vocab_size - 1).newbyteorder("<")
+
+
+def rows_per_shard(sequence_length: int) -> int:
+  """Rows that are stored in one file, and hashed in one go."""
+  return max(1, TOKENS_PER_SHARD // (sequence_length + 1))
+
+
+def shard_digest(rows: Iterable[PackedRow]) -> bytes:
+  """sha256 of the rows of one shard."""
+  digest = hashlib.sha256()
+  for row in rows:
+    # The number of starts first: the bytes can be read in one way only.
+    digest.update(len(row.starts).to_bytes(4, "little"))
+    digest.update(row.starts.tobytes())
+    digest.update(row.tokens.tobytes())
+  return digest.digest()
+
+
+def packing_info(
+  tokenizer: Tokenizer,
+  sequence_length: int,
+  *,
+  num_tokens: int,
+  num_documents: int,
+  shard_digests: Iterable[bytes],
+) -> PackingInfo:
+  """What is known of rows once all shards were made, by whomever."""
+  kind = f"{token_dtype(tokenizer).str} {sequence_length} {tokenizer.pad_id} "
+  return PackingInfo(
+    sequence_length=sequence_length,
+    pad_id=tokenizer.pad_id,
+    num_tokens=num_tokens,
+    num_documents=num_documents,
+    fingerprint=hashlib.sha256(
+      kind.encode() + b"".join(shard_digests)
+    ).hexdigest(),
+  )
 
 
 class Packer:
-  """Makes rows of documents that come one by one; holds less than a row."""
+  """Makes rows of documents that come one by one; holds less than a row.
 
-  def __init__(self, tokenizer: Tokenizer, sequence_length: int):
+  Attributes:
+    num_tokens: of the documents so far, bos and eos counted.
+    num_documents: so far.
+  """
+
+  def __init__(
+    self, tokenizer: Tokenizer, sequence_length: int, *, skip: int = 0
+  ):
     """Starts with no document.
 
     Args:
       tokenizer: gives bos_id, eos_id, pad_id and vocab_size.
       sequence_length: T, the number of inputs (and of targets) in a row.
+      skip: tokens that other rows hold: the first row begins after them.
 
     Raises:
       ConfigError: a sequence length below 1.
@@ -81,13 +128,11 @@ class Packer:
       )
     self._tokenizer = tokenizer
     self._width = sequence_length + 1
-    self._dtype = token_dtype(tokenizer).newbyteorder("<")
+    self._dtype = token_dtype(tokenizer)
     self._open = np.zeros(0, self._dtype)
     self._open_starts = np.zeros(0, np.int64)
-    self._num_tokens = self._num_documents = 0
-    self._digest = hashlib.sha256(
-      f"{self._dtype.str} {sequence_length} {tokenizer.pad_id} ".encode()
-    )
+    self._skip = skip
+    self.num_tokens = self.num_documents = 0
 
   def add(self, document: np.ndarray) -> Iterator[PackedRow]:
     """Yields the rows that a document fills; must be used up.
@@ -99,14 +144,19 @@ class Packer:
       ConfigError: an id outside the vocabulary.
     """
     tokenizer = self._tokenizer
-    ids = _checked_ids(document, self._num_documents, tokenizer.vocab_size)
+    ids = checked_ids(document, self.num_documents, tokenizer.vocab_size)
     ends = np.array([tokenizer.bos_id, tokenizer.eos_id], self._dtype)
     tokens = np.concatenate(
       [self._open, ends[:1], ids.astype(self._dtype), ends[1:]]
     )
     starts = np.append(self._open_starts, self._open.size)
-    self._num_documents += 1
-    self._num_tokens += ids.size + 2
+    self.num_documents += 1
+    self.num_tokens += ids.size + 2
+    if self._skip:
+      skipped = min(self._skip, tokens.size)
+      self._skip -= skipped
+      tokens = tokens[skipped:]
+      starts = starts[starts >= skipped] - skipped
     whole = tokens.size // self._width * self._width
     for begin in range(0, whole, self._width):
       yield self._row(tokens, starts, begin)
@@ -119,27 +169,45 @@ class Packer:
       yield self._row(self._open, self._open_starts, 0)
     self._open = self._open[:0]
 
-  def info(self) -> PackingInfo:
-    """Of all rows that were made."""
-    return PackingInfo(
-      sequence_length=self._width - 1,
-      pad_id=self._tokenizer.pad_id,
-      num_tokens=self._num_tokens,
-      num_documents=self._num_documents,
-      fingerprint=self._digest.hexdigest(),
-    )
-
   def _row(
     self, tokens: np.ndarray, starts: np.ndarray, begin: int
   ) -> PackedRow:
     end = min(begin + self._width, tokens.size)
     low, high = np.searchsorted(starts, [begin, end])
-    row = PackedRow(tokens[begin:end], (starts[low:high] - begin).astype("<i4"))
-    # The number of starts first: the bytes can be read in one way only.
-    self._digest.update(len(row.starts).to_bytes(4, "little"))
-    self._digest.update(row.starts.tobytes())
-    self._digest.update(row.tokens.tobytes())
-    return row
+    return PackedRow(
+      tokens[begin:end], (starts[low:high] - begin).astype("<i4")
+    )
+
+
+def pack_rows(
+  packer: Packer, documents: Iterable[np.ndarray]
+) -> Iterator[PackedRow]:
+  """Yields all rows of some documents."""
+  for document in documents:
+    yield from packer.add(document)
+  yield from packer.finish()
+
+
+def check_fills_a_row(
+  num_tokens: int, num_documents: int, sequence_length: int
+) -> None:
+  """Raises ConfigError if a corpus has no text, or less than one row of it.
+
+  Args:
+    num_tokens: bos and eos counted.
+    num_documents: of the corpus.
+    sequence_length: T.
+  """
+  if num_tokens == 2 * num_documents:
+    raise ConfigError(
+      f"the corpus is empty: {num_documents} documents without a single token."
+    )
+  if num_tokens < sequence_length + 1:
+    raise ConfigError(
+      f"the corpus has {num_tokens} tokens, fewer than one row of "
+      f"sequence_length + 1 = {sequence_length + 1}; use a sequence_length of "
+      f"at most {num_tokens - 1}, or a larger corpus."
+    )
 
 
 class PackedRows(Protocol):
@@ -160,22 +228,12 @@ class PackedSequences:
 
     Args:
       rows: what a `Packer` yielded; read when they are asked for.
-      info: its info.
+      info: of these rows.
 
     Raises:
       ConfigError: no tokens, or fewer tokens than one row.
     """
-    if info.num_tokens == 2 * info.num_documents:
-      raise ConfigError(
-        f"the corpus is empty: {info.num_documents} documents without a single"
-        " token."
-      )
-    if info.num_tokens < info.sequence_length + 1:
-      raise ConfigError(
-        f"the corpus has {info.num_tokens} tokens, fewer than one row of "
-        f"sequence_length + 1 = {info.sequence_length + 1}; use a "
-        f"sequence_length of at most {info.num_tokens - 1}, or a larger corpus."
-      )
+    check_fills_a_row(info.num_tokens, info.num_documents, info.sequence_length)
     self._rows = rows
     self.info = info
 
@@ -189,9 +247,18 @@ class PackedSequences:
   ) -> "PackedSequences":
     """Packs `documents` in memory; see `Packer`."""
     packer = Packer(tokenizer, sequence_length)
-    rows = [row for document in documents for row in packer.add(document)]
-    rows += packer.finish()
-    return cls(rows, packer.info())
+    rows = list(pack_rows(packer, documents))
+    size = rows_per_shard(sequence_length)
+    info = packing_info(
+      tokenizer,
+      sequence_length,
+      num_tokens=packer.num_tokens,
+      num_documents=packer.num_documents,
+      shard_digests=[
+        shard_digest(rows[k : k + size]) for k in range(0, len(rows), size)
+      ],
+    )
+    return cls(rows, info)
 
   def __len__(self) -> int:
     return self.info.num_rows
@@ -256,10 +323,19 @@ def target_mask(segment_ids_BxT1: Array) -> Array:
   return (inputs == targets) & (targets != 0)
 
 
-def _checked_ids(
+def checked_ids(
   document: np.ndarray, index: int, vocab_size: int
 ) -> np.ndarray:
-  """Returns `document` as a 1-D integer array of ids in the vocabulary."""
+  """Returns `document` as a 1-D integer array of ids in the vocabulary.
+
+  Args:
+    document: what a tokenizer returned.
+    index: its number, for messages.
+    vocab_size: one more than the largest id.
+
+  Raises:
+    ConfigError: it is something else.
+  """
   ids = np.asarray(document)
   if ids.size == 0:
     return np.zeros(0, np.int32)

@@ -1,6 +1,6 @@
 """Batches: a stored split becomes rows, and rows become training batches.
 
-Batch k of a training run is a pure function of (seed, k, source). Neither
+Batch k of a training run is a pure function of (seed, k, data). Neither
 threads nor the number of hosts have a say in it, so that a run can be
 resumed anywhere.
 
@@ -8,20 +8,39 @@ Shapes: B batch, T sequence; `_T1` is T+1.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import os
 from pathlib import Path
+import shutil
 
 import grain
 import numpy as np
 
+from deltajax.config import DataConfig
 from deltajax.data import storage
-from deltajax.data.packed_dataset import open_packed, pack_texts
-from deltajax.data.packing import PackedSequences
+from deltajax.data.packed_dataset import (
+  check_packed_for,
+  is_packed,
+  open_packed,
+  pack_texts,
+  PACK_VERSION,
+)
+from deltajax.data.packing import PackedSequences, PackingInfo
+from deltajax.data.prepare import Corpus, prepare, scratch_of
 from deltajax.data.python_stdlib import PythonStdlib
-from deltajax.data.tokenizers import Tokenizer
+from deltajax.data.sources import find_parts
+from deltajax.data.split_plan import Fractions
+from deltajax.data.tokenizers import get_tokenizer
 from deltajax.routing.validation import ConfigError, unknown_name
 
 DATASETS = {PythonStdlib.name: PythonStdlib}
+
+# Of the documents of files of text that a run prepares by itself.
+_VALIDATION = 0.05
+_SMALL_BYTES = 2**26
+
+# From the seed of one data set to that of the next; the golden ratio.
+_NEXT_SEED = 0x9E3779B9
 
 Batch = dict[str, np.ndarray]
 
@@ -31,49 +50,156 @@ def load_split(
   split: str,
   *,
   data_dir: str | os.PathLike[str],
-  tokenizer: Tokenizer,
+  tokenizer: str,
   sequence_length: int,
 ) -> PackedSequences:
   """Returns a split as packed rows; makes what is missing on disk.
 
-  Tokenising happens once for a data set, tokenizer and sequence length; after
-  that, rows are read when they are asked for.
+  Tokenising happens once for a data set, tokenizer and sequence length, here or
+  by `train.prepare_data`; after that, rows are read when they are asked for.
 
   Args:
-    dataset: a key of `DATASETS`, or the path (with a "/") of a TFDS directory
-      whose records have a `text` feature.
+    dataset: a key of `DATASETS`, or a path (with a "/"): a TFDS directory that
+      is packed, or whose records have a `text` feature, or files of text that
+      `train.prepare_data` can read, or a directory of these.
     split: the name of the split.
     data_dir: where data sets are kept.
-    tokenizer: what to encode the documents with.
+    tokenizer: what to encode the documents with; see `get_tokenizer`.
     sequence_length: T.
 
   Raises:
-    ConfigError: no such data set or split, or not enough data for one row.
+    ConfigError: no such data set or split, not enough data for one row, or
+      rows that were packed for another tokenizer or sequence length.
   """
   if "/" in dataset or os.sep in dataset:
-    directory = Path(dataset)
+    directory = Path(dataset).expanduser()
   elif dataset in DATASETS:
     directory = storage.build_dataset(DATASETS[dataset], data_dir)
   else:
     raise ConfigError(
       unknown_name("dataset", dataset, DATASETS)
-      + " A TFDS directory is given as a path with a '/'."
+      + " A directory or file is given as a path with a '/'."
+    )
+  encoder = get_tokenizer(tokenizer)
+  if directory.exists() and not storage.is_dataset(directory):
+    directory = _prepared(
+      directory, data_dir, tokenizer, encoder.fingerprint, sequence_length
     )
   storage.check_has(directory, "split", split, storage.split_names(directory))
-  packed = pack_texts(
-    directory,
-    data_dir=data_dir,
-    tokenizer=tokenizer,
-    sequence_length=sequence_length,
-  )
+  if is_packed(directory):
+    check_packed_for(
+      directory, tokenizer=encoder, sequence_length=sequence_length
+    )
+    packed = directory
+  else:
+    packed = pack_texts(
+      directory,
+      data_dir=data_dir,
+      tokenizer=encoder,
+      sequence_length=sequence_length,
+    )
   try:
     return open_packed(packed, split)
   except ConfigError as error:
     raise ConfigError(f"split {split!r} of {dataset}: {error}") from None
 
 
+def _prepared(
+  texts: Path,
+  data_dir: str | os.PathLike[str],
+  tokenizer: str,
+  fingerprint: str,
+  sequence_length: int,
+) -> Path:
+  """Prepares files of text, unless they and all else are as they were."""
+  corpus = Corpus(
+    sources=(str(texts),),
+    tokenizer=tokenizer,
+    sequence_length=sequence_length,
+    fractions=Fractions(validation=_VALIDATION, test=0.0),
+  )
+  files = [
+    (path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+    for part in find_parts(corpus.sources)
+    for path in part.paths
+  ]
+  key = [PACK_VERSION, fingerprint, sequence_length, _VALIDATION, files]
+  digest = storage.digest(key)[:16]
+  target = Path(data_dir).expanduser() / "prepared" / digest
+  if not storage.is_dataset(target):
+    # Processes take longer to start than a small corpus to read.
+    small = sum(size for _, size, _ in files) < _SMALL_BYTES
+    workers = 0 if small else None
+    try:
+      prepare(corpus, target, workers=workers, log=lambda line: None)
+    except ConfigError:
+      shutil.rmtree(scratch_of(target), ignore_errors=True)
+      raise
+  return target
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+  """Data sets that are read together.
+
+  Attributes:
+    sources: the rows of each.
+    weights: the share of all rows that each gives; sums to 1.
+  """
+
+  sources: tuple[PackedSequences, ...]
+  weights: tuple[float, ...]
+
+  @classmethod
+  def create(
+    cls, sources: Sequence[PackedSequences], weights: Sequence[float] = ()
+  ) -> "Mixture":
+    """A mixture; without weights, each gives in proportion to its rows."""
+    if not weights:
+      total = sum(map(len, sources))
+      weights = [len(source) / total for source in sources]
+    return cls(tuple(sources), tuple(weights))
+
+  def __len__(self) -> int:
+    return sum(map(len, self.sources))
+
+  @property
+  def info(self) -> PackingInfo:
+    """Of all of them; the fingerprint is that of a lone one, or of all."""
+    infos = [source.info for source in self.sources]
+    if len(infos) == 1:
+      return infos[0]
+    parts = [[info.fingerprint for info in infos], self.weights]
+    return dataclasses.replace(
+      infos[0],
+      num_tokens=sum(info.num_tokens for info in infos),
+      num_documents=sum(info.num_documents for info in infos),
+      fingerprint=storage.digest(parts),
+    )
+
+
+def load_mixture(config: DataConfig, split: str) -> Mixture:
+  """Returns the same split of all data sets that are read; see `load_split`.
+
+  Args:
+    config: names them.
+    split: of each.
+  """
+  sources = [
+    load_split(
+      name,
+      split,
+      data_dir=config.data_dir,
+      tokenizer=config.tokenizer,
+      sequence_length=config.sequence_length,
+    )
+    for name in config.datasets
+  ]
+  return Mixture.create(sources, config.weights)
+
+
 def train_iterator(
-  source: PackedSequences,
+  mixture: Mixture,
   *,
   batch_size: int,
   seed: int,
@@ -82,12 +208,14 @@ def train_iterator(
 ) -> grain.DatasetIterator[Batch]:
   """Returns an endless iterator over batches, shuffled anew in each epoch.
 
-  An epoch holds every row once; a batch may begin in one epoch and end in the
-  next. `get_state` (a JSON-serialisable dict) and `set_state` resume exactly,
+  An epoch of a data set holds each of its rows once; a batch may begin in one
+  epoch and end in the next. Of several, each has epochs of its own, and any
+  stretch of the order has of each the share that its weight says, to one row.
+  `get_state` (a JSON-serialisable dict) and `set_state` resume exactly,
   also with other rows or threads.
 
   Args:
-    source: the rows.
+    mixture: the rows.
     batch_size: B, the rows of one step over all hosts.
     seed: decides the order; 0 <= seed < 2**32.
     rows: which rows of every batch to read and return; None for all.
@@ -108,18 +236,26 @@ def train_iterator(
       f"rows {own.tolist()} must be some of 0 to {batch_size - 1}, the rows of"
       f" a batch of {batch_size}."
     )
-  if batch_size > len(source):
+  if batch_size > len(mixture):
     raise ConfigError(
       f"batch_size {batch_size} is larger than the training set, which has "
-      f"{len(source)} rows; use a batch_size of at most {len(source)}, or a "
+      f"{len(mixture)} rows; use a batch_size of at most {len(mixture)}, or a "
       "shorter sequence_length."
     )
   if not 0 <= seed < 2**32:
     raise ConfigError(f"seed must be from 0 to 2**32 - 1, got {seed}.")
-  # Endless for every purpose. repeat() without a number has length
-  # sys.maxsize, which overflows in batches of one row (grain 0.2.18).
-  epochs = 2**62 // len(source)
-  order = grain.MapDataset.source(source).seed(seed).shuffle().repeat(epochs)
+  orders = [
+    # Endless for every purpose. repeat() without a number has length
+    # sys.maxsize, which overflows in batches of one row (grain 0.2.18).
+    grain.MapDataset.source(source)
+    .seed((seed + i * _NEXT_SEED) % 2**32)
+    .shuffle()
+    .repeat(2**62 // len(source))
+    for i, source in enumerate(mixture.sources)
+  ]
+  order = orders[0]
+  if len(orders) > 1:
+    order = grain.MapDataset.mix(orders, mixture.weights)
 
   def batch(number: int) -> Batch:
     found = [order[int(number * batch_size + row)] for row in own]
@@ -134,15 +270,16 @@ def train_iterator(
 
 
 def validation_batches(
-  source: PackedSequences, *, batch_size: int, num_rows: int
+  mixture: Mixture, *, batch_size: int, num_rows: int
 ) -> list[Batch]:
   """Returns the batches of every evaluation, always the same ones.
 
   Args:
-    source: the rows; the first `num_rows` of them, in an order that never
-      changes, are used, whatever the batch size.
+    mixture: the rows; the first `num_rows` of them, in an order that never
+      changes, are used, whatever the batch size; of several data sets, of each
+      its share, but at least one.
     batch_size: B.
-    num_rows: how many rows at most; fewer if the source is used up.
+    num_rows: how many rows at most; fewer if a data set is used up.
 
   Returns:
     Batches: dicts of int32 arrays [B, T+1]. The missing rows of the last batch
@@ -153,22 +290,23 @@ def validation_batches(
   """
   _check_at_least("batch_size", batch_size, 1)
   _check_at_least("num_rows", num_rows, 1)
-  # Not in stored order, so that a part of the set resembles all of it.
-  # RandomState, because numpy never changes what it returns for a seed.
-  order = np.random.RandomState(0).permutation(len(source))
-  order = order[:num_rows]
-  padding = {
-    name: np.zeros_like(row) for name, row in source[int(order[0])].items()
-  }
-  padding["tokens"] += source.info.pad_id
-  batches = []
-  for begin in range(0, len(order), batch_size):
-    rows = [source[int(k)] for k in order[begin : begin + batch_size]]
-    rows += [padding] * (batch_size - len(rows))
-    batches.append(
-      {name: np.stack([row[name] for row in rows]) for name in padding}
-    )
-  return batches
+  chosen = []
+  for source, weight in zip(mixture.sources, mixture.weights, strict=True):
+    # Not in stored order, so that a part of the set resembles all of it.
+    # RandomState, because numpy never changes what it returns for a seed.
+    order = np.random.RandomState(0).permutation(len(source))
+    count = max(1, round(weight * num_rows))
+    chosen += [source[int(k)] for k in order[:count]]
+  padding = {name: np.zeros_like(row) for name, row in chosen[0].items()}
+  padding["tokens"] += mixture.info.pad_id
+  chosen += [padding] * (-len(chosen) % batch_size)
+  return [
+    {
+      name: np.stack([row[name] for row in chosen[begin : begin + batch_size]])
+      for name in padding
+    }
+    for begin in range(0, len(chosen), batch_size)
+  ]
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -97,6 +97,11 @@ def build_once(
   return target
 
 
+def is_dataset(directory: str | os.PathLike[str]) -> bool:
+  """Whether a directory is that of a version of a TFDS data set."""
+  return (Path(directory).expanduser() / "dataset_info.json").is_file()
+
+
 def open_dataset(
   directory: str | os.PathLike[str],
 ) -> tfds.core.DatasetBuilder:
@@ -106,7 +111,7 @@ def open_dataset(
     ConfigError: it is not one.
   """
   directory = Path(directory).expanduser()
-  if not (directory / "dataset_info.json").is_file():
+  if not is_dataset(directory):
     raise ConfigError(
       f"{str(directory)!r} is not a TFDS directory: it has no "
       "dataset_info.json. Give the directory of one version, for example "
@@ -121,12 +126,22 @@ def records(
 ) -> Sequence[dict[str, Any]]:
   """The records of a split, in stored order, read when they are asked for.
 
+  Reading one raises OSError, with file and record, if it is damaged.
+
+  Args:
+    builder: of the data set.
+    split: its name, or a part of it such as `train[5:9]`.
+
   Raises:
-    ConfigError: a file format that cannot be read without TensorFlow.
+    ConfigError: a file is missing, or of a format that cannot be read without
+      TensorFlow.
   """
+  for file in builder.info.splits[split].filepaths:
+    if not file.exists():
+      raise ConfigError(f"{file} is missing.")
   try:
     with quiet():
-      return builder.as_data_source(split)
+      return _Records(builder, split)
   except NotImplementedError as error:
     raise ConfigError(
       f"{str(builder.data_dir)!r} is stored as {builder.info.file_format}; only"
@@ -134,9 +149,44 @@ def records(
     ) from error
 
 
+class _Records(Sequence[dict[str, Any]]):
+  """See `records`."""
+
+  def __init__(self, builder: tfds.core.DatasetBuilder, split: str):
+    self._source = builder.as_data_source(split)
+    self._files = builder.info.splits[split].file_instructions
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, k: Any) -> Any:
+    if not 0 <= k < len(self):
+      raise IndexError(f"record {k} of {len(self)}")
+    try:
+      record = self._source[k]
+    except RuntimeError as error:  # ArrayRecord checks what it reads.
+      raise OSError(f"{self._place(k)} cannot be read: {error}") from None
+    # Of a file that was cut short, ArrayRecord may return nothing instead.
+    if all(value is None for value in record.values()):
+      raise OSError(f"{self._place(k)} cannot be read: it is empty.")
+    return record
+
+  def _place(self, k: int) -> str:
+    for file in self._files:
+      if k < file.take:
+        return f"record {file.skip + k} of {file.filename}"
+      k -= file.take
+    raise IndexError(k)
+
+
 def split_names(directory: str | os.PathLike[str]) -> list[str]:
   """The splits of a TFDS directory; ConfigError if it is none."""
   return list(open_dataset(directory).info.splits)
+
+
+def digest(values: Any) -> str:
+  """sha256 (hex) of plain values, as JSON writes them."""
+  return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def stamp(directory: str | os.PathLike[str]) -> str:
@@ -149,7 +199,7 @@ def stamp(directory: str | os.PathLike[str]) -> str:
     (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns)
     for entry in os.scandir(Path(directory).expanduser())
   ]
-  return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
+  return digest(sorted(found))
 
 
 def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
@@ -166,9 +216,7 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
   builder = open_dataset(directory)
   # A split without documents is not written, hence unknown too.
   check_has(directory, "split", split, builder.info.splits)
-  features = builder.info.features
-  names = features.keys() if hasattr(features, "keys") else ()
-  check_has(directory, "feature", "text", names)
+  check_feature(builder, "text")
   for record in records(builder, split):
     text = record["text"]
     if not isinstance(text, (bytes, str)):
@@ -177,6 +225,13 @@ def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:
         f"{type(text).__name__}."
       )
     yield text.decode("utf-8") if isinstance(text, bytes) else text
+
+
+def check_feature(builder: tfds.core.DatasetBuilder, name: str) -> None:
+  """Raises ConfigError unless the records have a feature of this name."""
+  features = builder.info.features
+  names = features.keys() if hasattr(features, "keys") else ()
+  check_has(builder.data_dir, "feature", name, names)
 
 
 def check_has(

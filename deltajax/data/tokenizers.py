@@ -51,6 +51,9 @@ class Tokenizer(Protocol):
   def encode(self, text: str) -> np.ndarray:
     """Returns the ids of `text`, int32, without special ids."""
 
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns what `encode` does for each text, sooner if it can."""
+
   def encode_prompt(self, text: str) -> np.ndarray:
     """Returns the ids of a text to be continued, int32."""
 
@@ -84,6 +87,10 @@ class ByteTokenizer:
     """
     raw = text.encode("utf-8", errors="replace")
     return np.frombuffer(raw, np.uint8).astype(np.int32)
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the ids of each text."""
+    return [self.encode(text) for text in texts]
 
   def encode_prompt(self, text: str) -> np.ndarray:
     """As `encode`: a prompt may begin anywhere in a document."""

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from deltajax.config import ModelConfig
 
+QUERY_BLOCK = 128  # Queries that attend at once, to the slots up to the last.
+
 
 @flax.struct.dataclass
 class Places:
@@ -21,7 +23,8 @@ class Places:
   Attributes:
     positions_BxT: in their texts; negative for padding before a text.
     slot: int32, of the first of them.
-    visible_BxTxS: the slots that they see: of their text, up to their own.
+    visible_BxTxS: the slots that they see: of their text, up to their own. S
+      may be less than the cache has, if no more is written.
   """
 
   positions_BxT: jax.Array
@@ -30,7 +33,7 @@ class Places:
 
   @classmethod
   def create(
-    cls, slot: jax.Array, first_B: jax.Array, length: int, capacity: int
+    cls, slot: jax.Array, first_B: jax.Array, length: int, extent: int
   ) -> "Places":
     """The places of T tokens.
 
@@ -38,9 +41,9 @@ class Places:
       slot: int32, of the first of them.
       first_B: int32, the slot at which each text begins.
       length: T.
-      capacity: S.
+      extent: S, at least slot + T.
     """
-    slots_S = jnp.arange(capacity, dtype=jnp.int32)
+    slots_S = jnp.arange(extent, dtype=jnp.int32)
     own_Tx1 = (slot + slots_S[:length])[:, None]
     in_text_Bx1xS = slots_S >= first_B[:, None, None]
     return cls(
@@ -98,34 +101,51 @@ class LayerCache:
 
     Args:
       query_BxTxHxC: rotated, H a multiple of K.
-      visible_BxTxS: the slots that they see. Who sees none, padding, is given
+      visible_BxTxS: the slots that they see, S of the cache or fewer. Token t
+        sees none of the last T - 1 - t. Who sees none, padding, is given
         something finite.
     """
-    batch, length, num_heads, head_dim = query_BxTxHxC.shape
-    rows, capacity, _ = self.keys_ZxSxC.shape
-    kv_heads = rows // batch
-    wide = jnp.promote_types(query_BxTxHxC.dtype, jnp.float32)
-    query_BxKxGxTxC = query_BxTxHxC.swapaxes(1, 2).reshape(
-      batch, kv_heads, num_heads // kv_heads, length, head_dim
-    )
-    logits_ZxGTxS = head_dim**-0.5 * jnp.einsum(
-      "zqc,zsc->zqs",
-      query_BxKxGxTxC.reshape(rows, -1, head_dim),
-      self.keys_ZxSxC,
-      preferred_element_type=wide,
-    )
-    logits_BxKxGxTxS = jnp.where(
-      visible_BxTxS[:, None, None],
-      logits_ZxGTxS.reshape(*query_BxKxGxTxC.shape[:-1], capacity),
-      jnp.finfo(wide).min,
-    )
-    weights_BxKxGxTxS = jax.nn.softmax(logits_BxKxGxTxS, axis=-1)
-    mixed_ZxGTxC = jnp.einsum(
-      "zqs,zsc->zqc",
-      weights_BxKxGxTxS.astype(self.values_ZxSxC.dtype).reshape(
-        logits_ZxGTxS.shape
-      ),
-      self.values_ZxSxC,
-    )
-    mixed_BxHxTxC = mixed_ZxGTxC.reshape(batch, num_heads, length, head_dim)
-    return mixed_BxHxTxC.swapaxes(1, 2)
+    length, extent = visible_BxTxS.shape[1:]
+    mixed = []
+    for start in range(0, length, QUERY_BLOCK):
+      end = min(start + QUERY_BLOCK, length)
+      seen = extent - (length - end)
+      mixed.append(
+        _attend(
+          query_BxTxHxC[:, start:end],
+          self.keys_ZxSxC[:, :seen],
+          self.values_ZxSxC[:, :seen],
+          visible_BxTxS[:, start:end, :seen],
+        )
+      )
+    return jnp.concatenate(mixed, axis=1)
+
+
+def _attend(query_BxTxHxC, keys_ZxSxC, values_ZxSxC, visible_BxTxS):
+  """One block of queries, and the slots that it may see."""
+  batch, length, num_heads, head_dim = query_BxTxHxC.shape
+  rows, extent, _ = keys_ZxSxC.shape
+  kv_heads = rows // batch
+  wide = jnp.promote_types(query_BxTxHxC.dtype, jnp.float32)
+  query_BxKxGxTxC = query_BxTxHxC.swapaxes(1, 2).reshape(
+    batch, kv_heads, num_heads // kv_heads, length, head_dim
+  )
+  logits_ZxGTxS = head_dim**-0.5 * jnp.einsum(
+    "zqc,zsc->zqs",
+    query_BxKxGxTxC.reshape(rows, -1, head_dim),
+    keys_ZxSxC,
+    preferred_element_type=wide,
+  )
+  logits_BxKxGxTxS = jnp.where(
+    visible_BxTxS[:, None, None],
+    logits_ZxGTxS.reshape(*query_BxKxGxTxC.shape[:-1], extent),
+    jnp.finfo(wide).min,
+  )
+  weights_BxKxGxTxS = jax.nn.softmax(logits_BxKxGxTxS, axis=-1)
+  mixed_ZxGTxC = jnp.einsum(
+    "zqs,zsc->zqc",
+    weights_BxKxGxTxS.astype(values_ZxSxC.dtype).reshape(logits_ZxGTxS.shape),
+    values_ZxSxC,
+  )
+  mixed_BxHxTxC = mixed_ZxGTxC.reshape(batch, num_heads, length, head_dim)
+  return mixed_BxHxTxC.swapaxes(1, 2)

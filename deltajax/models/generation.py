@@ -25,6 +25,8 @@ import numpy as np
 
 from deltajax.config import ModelConfig
 from deltajax.models.cache import LayerCache, Places
+from deltajax.models.layers import Rotation
+from deltajax.models.sampling import sample_token, Sampling
 from deltajax.models.transformer import (
   DecoderLayer,
   is_routing,
@@ -35,46 +37,10 @@ from deltajax.models.transformer import (
 )
 from deltajax.routing.memory import DepthState
 from deltajax.routing.schedule import build_schedule, Step
-from deltajax.routing.validation import ConfigError, typed_config
+from deltajax.routing.validation import ConfigError
 
 SMALLEST_BUCKET = 16
 PIECE = 512  # Tokens of a prompt that are run at once; a bucket.
-
-
-@typed_config
-class Sampling:
-  """How a token is drawn.
-
-  Attributes:
-    temperature: divides the logits; 0 takes the most likely token.
-    top_k: sample from the k most likely tokens. None: from all.
-    top_p: sample from the fewest tokens that have this probability together,
-      of those that top_k leaves.
-    vocab_size: only ids below it are drawn: the tokenizer's size where the
-      model's vocabulary is padded. None: the model's.
-
-  Raises:
-    ConfigError: for options out of range.
-  """
-
-  temperature: float = 1.0
-  top_k: int | None = None
-  top_p: float | None = None
-  vocab_size: int | None = None
-
-  def __post_init__(self) -> None:
-    if self.temperature < 0:
-      raise ConfigError(
-        f"temperature is {self.temperature}; it must be at least 0."
-      )
-    for name in ("top_k", "vocab_size"):
-      value = getattr(self, name)
-      if value is not None and value < 1:
-        raise ConfigError(f"{name} is {value}; it must be at least 1.")
-    if self.top_p is not None and not 0 < self.top_p <= 1:
-      raise ConfigError(f"top_p is {self.top_p}; it must be in (0, 1].")
-
-
 AS_LIKELY = Sampling()
 
 
@@ -223,9 +189,11 @@ class Generator:
     """Runs T tokens, or one a row; returns logits_BxV after the last."""
     plan = self._plan
     around, layers = self._laid_out
-    capacity = caches[0].keys_ZxSxC.shape[1]
+    extent = caches[0].keys_ZxSxC.shape[1]
+    if tokens.ndim == 2:  # What lies behind a prompt is empty.
+      extent = min(extent, bucket(slot + tokens.shape[1]))
     state, context = _begin(
-      plan, capacity, around, tokens, first_B, np.int32(slot)
+      plan, extent, around, tokens, first_B, np.int32(slot)
     )
     for i, (params, step) in enumerate(layers):
       state, caches[i] = _run_layer(
@@ -273,7 +241,7 @@ class _Plan:
 class _Context(NamedTuple):
   """What every layer is told of the tokens, besides their stream."""
 
-  angles_BxTxP: jax.Array
+  rotation: Rotation
   places: Places
 
 
@@ -296,21 +264,21 @@ def _empty_caches(plan, batch, capacity) -> list[LayerCache]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _begin(plan, capacity, params, tokens, first_B, slot):
+def _begin(plan, extent, params, tokens, first_B, slot):
   """The state before the first layer, and what all layers are told."""
   tokens_BxT = tokens.reshape(len(first_B), -1)
-  places = Places.create(slot, first_B, tokens_BxT.shape[1], capacity)
+  places = Places.create(slot, first_B, tokens_BxT.shape[1], extent)
   embedded: Any = TransformerLM(plan.config).apply(
     {"params": params}, tokens_BxT, places.positions_BxT, method="embed"
   )
-  state, angles_BxTxP = embedded
-  return plan.place((state, _Context(angles_BxTxP, places)))
+  state, rotation = embedded
+  return plan.place((state, _Context(rotation, places)))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=(3, 4))
 def _run_layer(plan, params, step, state, cache, context):
   config = plan.config
-  angles_BxTxP, places = context
+  rotation, places = context
   if places.positions_BxT.shape[1] == 1:
     # All slots of one token at once: a loop over them costs more.
     config = dataclasses.replace(config, depth_attention="reference")
@@ -319,7 +287,7 @@ def _run_layer(plan, params, step, state, cache, context):
       {"params": params},
       state,
       step,
-      angles_BxTxP,
+      rotation,
       None,
       (cache, places),
     )
@@ -348,30 +316,6 @@ def _draw(plan, sampling, logits_BxV, key, step, stop_N, last) -> _Drawn:
   token_B = jnp.where(last.stopped_B, last.token_B, token_B)
   stopped_B = last.stopped_B | jnp.isin(token_B, stop_N)
   return plan.place(_Drawn(token_B, stopped_B))
-
-
-def sample_token(
-  logits_BxV: jax.Array, keys_B: jax.Array, sampling: Sampling
-) -> jax.Array:
-  """Draws one token per row, each with its own key."""
-  logits_BxV = logits_BxV[:, : sampling.vocab_size]
-  if sampling.temperature == 0:
-    return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
-  logits_BxV = logits_BxV / sampling.temperature
-  draw = jax.vmap(jax.random.categorical)
-  size = logits_BxV.shape[-1]
-  top_p = 1.0 if sampling.top_p is None else sampling.top_p
-  if sampling.top_k is None and top_p == 1:
-    return draw(keys_B, logits_BxV).astype(jnp.int32)
-  # In falling order: what is left is a prefix.
-  ordered_BxV, ids_BxV = jax.lax.top_k(
-    logits_BxV, min(sampling.top_k or size, size)
-  )
-  probabilities_BxV = jax.nn.softmax(ordered_BxV, axis=-1)
-  before_BxV = jnp.cumsum(probabilities_BxV, axis=-1) - probabilities_BxV
-  kept_BxV = (before_BxV < top_p).at[:, 0].set(True)
-  drawn_B = draw(keys_B, jnp.where(kept_BxV, ordered_BxV, -jnp.inf))
-  return jnp.take_along_axis(ids_BxV, drawn_B[:, None], 1)[:, 0]
 
 
 @partial(jax.jit, static_argnums=0)

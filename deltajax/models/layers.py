@@ -5,7 +5,7 @@ pairs, F mlp width, U roles.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -60,22 +60,34 @@ def rotary_frequencies(config: ModelConfig) -> np.ndarray:
   return frequency * (kept + (1 - kept) / scaling.factor)
 
 
-def rotary_angles(positions_BxT: jax.Array, config: ModelConfig) -> jax.Array:
-  """Returns the angle of every rotated pair, angles_BxTxC/2.
+class Rotation(NamedTuple):
+  """Of every rotated pair at every position; all layers are given the same.
 
-  Args:
-    positions_BxT: integer positions.
-    config: of the model; angles are float32, or float64 with its dtype.
+  Attributes:
+    cos_BxTxP: of the angles.
+    sin_BxTxP: of the angles.
   """
-  wide = jnp.promote_types(config.dtype, jnp.float32)
-  frequencies_P = jnp.asarray(rotary_frequencies(config), wide)
-  return positions_BxT[..., None].astype(wide) * frequencies_P
+
+  cos_BxTxP: jax.Array
+  sin_BxTxP: jax.Array
+
+  @classmethod
+  def create(cls, positions_BxT: jax.Array, config: ModelConfig) -> "Rotation":
+    """The rotation at these positions.
+
+    Args:
+      positions_BxT: integers.
+      config: of the model; angles are float32, or float64 with its dtype.
+    """
+    wide = jnp.promote_types(config.dtype, jnp.float32)
+    frequencies_P = jnp.asarray(rotary_frequencies(config), wide)
+    angles_BxTxP = positions_BxT[..., None].astype(wide) * frequencies_P
+    return cls(jnp.cos(angles_BxTxP), jnp.sin(angles_BxTxP))
 
 
-def rotate(x_BxTxNxC: jax.Array, angles_BxTxP: jax.Array) -> jax.Array:
+def rotate(x_BxTxNxC: jax.Array, rotation: Rotation) -> jax.Array:
   """Rotates channel pairs (i, i + C/2), as Hugging Face models do."""
-  sin = jnp.sin(angles_BxTxP)[:, :, None]
-  cos = jnp.cos(angles_BxTxP)[:, :, None]
+  cos, sin = (x[:, :, None] for x in rotation)
   first, second = jnp.split(x_BxTxNxC.astype(sin.dtype), 2, axis=-1)
   rotated = [first * cos - second * sin, second * cos + first * sin]
   return jnp.concatenate(rotated, axis=-1).astype(x_BxTxNxC.dtype)
@@ -94,7 +106,7 @@ class Attention(nn.Module):
   def __call__(
     self,
     inputs_UxBxTxD: jax.Array,
-    angles_BxTxP: jax.Array,
+    rotation: Rotation,
     segment_ids_BxT: jax.Array | None,
     cached: tuple[LayerCache, Places] | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
@@ -103,7 +115,7 @@ class Attention(nn.Module):
     Args:
       inputs_UxBxTxD: normed inputs, one or two: the first feeds Q and K, the
         last feeds V.
-      angles_BxTxP: of the rotary embedding.
+      rotation: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
       cached: of earlier tokens, and where these go; tokens then attend to what
         is cached, themselves included, and there are no segments.
@@ -119,8 +131,8 @@ class Attention(nn.Module):
     # Every query needs all keys: keys and values are gathered over `sequence`.
     whole = ("batch", None, "kv_heads", "head_dim")
     heads = ("batch", "sequence", "heads", "head_dim")
-    query = constrain(rotate(query, angles_BxTxP), *heads)
-    key = constrain(rotate(key, angles_BxTxP), *whole)
+    query = constrain(rotate(query, rotation), *heads)
+    key = constrain(rotate(key, rotation), *whole)
     value = constrain(value, *whole)
     cache = None
     if cached is not None:

@@ -3,11 +3,11 @@
 Shapes: B batch, T sequence, D width, V vocabulary, P rotary pairs, U roles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from flax import linen as nn
+from flax import linen as nn, traverse_util
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from deltajax.models.cache import LayerCache, Places
 from deltajax.models.layers import (
   Attention,
   RMSNorm,
-  rotary_angles,
+  Rotation,
   SwiGLU,
 )
 from deltajax.routing.depth_scan import (
@@ -35,6 +35,7 @@ from deltajax.routing.router import (
 )
 from deltajax.routing.schedule import build_schedule, Step
 from deltajax.routing.sharding import constrain
+from deltajax.routing.streaming import wide_dtype
 from deltajax.routing.validation import ConfigError
 from deltajax.routing.variants import Roles
 
@@ -50,6 +51,14 @@ class ModelOutput:
 
   logits_BxTxV: jax.Array
   hidden_BxTxD: jax.Array
+
+
+# Collection into which sublayers put what they read and put out, where it is
+# mutable.
+OBSERVED = "observed"
+# Collection of arrays that are added to what sublayers put out, where it is
+# given: zeros, of which somebody wants the gradient.
+PROBES = "probes"
 
 
 def _router(config: ModelConfig, roles: Roles):
@@ -90,7 +99,7 @@ class DecoderLayer(nn.Module):
     self,
     state: DepthState,
     steps: Step,
-    angles_BxTxP: jax.Array,
+    rotation: Rotation,
     segment_ids_BxT: jax.Array | None,
     cached: tuple[LayerCache, Places] | None = None,
   ) -> tuple[DepthState, LayerCache | None]:
@@ -99,7 +108,7 @@ class DecoderLayer(nn.Module):
     Args:
       state: the depth state before the layer.
       steps: the two rows of the schedule, arrays [2].
-      angles_BxTxP: of the rotary embedding.
+      rotation: of the rotary embedding.
       segment_ids_BxT: of packed documents, or None.
       cached: as for `Attention`.
     """
@@ -107,7 +116,7 @@ class DecoderLayer(nn.Module):
     routers = [self.attention_router, self.mlp_router]
     reads, state = read_together(routers, state, both)
     state, cache = self.sublayers(
-      state, both, reads, angles_BxTxP, segment_ids_BxT, cached
+      state, both, reads, rotation, segment_ids_BxT, cached
     )
     appends = self.config.routing.row.appends
     return state.commit(both[2 - len(state.recent) :], appends), cache
@@ -121,7 +130,7 @@ class DecoderLayer(nn.Module):
     state: DepthState,
     steps: Sequence[Step],
     reads: Sequence[StoredRead],
-    angles_BxTxP: jax.Array,
+    rotation: Rotation,
     segment_ids_BxT: jax.Array | None,
     cached: tuple[LayerCache, Places] | None = None,
   ) -> tuple[DepthState, LayerCache | None]:
@@ -131,31 +140,62 @@ class DecoderLayer(nn.Module):
       state: the depth state before the layer.
       steps: the two rows of the schedule.
       reads: of the two routers.
-      angles_BxTxP: as in `__call__`.
+      rotation: as in `__call__`.
       segment_ids_BxT: as in `__call__`.
       cached: as for `Attention`.
     """
     state, cache = self.attention_sublayer(
-      state, steps[0], reads[0], angles_BxTxP, segment_ids_BxT, cached
+      state, steps[0], reads[0], rotation, segment_ids_BxT, cached
     )
     return self.mlp_sublayer(state, steps[1], reads[1]), cache
 
   def attention_sublayer(
-    self, state, step, read, angles_BxTxP, segment_ids_BxT, cached=None
+    self,
+    state: DepthState,
+    step: Step,
+    read: StoredRead,
+    rotation: Rotation,
+    segment_ids_BxT: jax.Array | None,
+    cached: tuple[LayerCache, Places] | None = None,
   ) -> tuple[DepthState, LayerCache | None]:
     """The first half of `sublayers`."""
     inputs_UxBxTxD = self.attention_router(state, step, read)
     output_BxTxD, cache = self.attention(
-      self.attention_norm(inputs_UxBxTxD), angles_BxTxP, segment_ids_BxT, cached
+      self.attention_norm(inputs_UxBxTxD), rotation, segment_ids_BxT, cached
     )
+    output_BxTxD = self._observed("attention", inputs_UxBxTxD, output_BxTxD)
     appends = self.config.routing.row.attention_appends
     return state.advance(output_BxTxD, step, appends), cache
 
-  def mlp_sublayer(self, state, step, read) -> DepthState:
+  def mlp_sublayer(
+    self, state: DepthState, step: Step, read: StoredRead
+  ) -> DepthState:
     """The second half of `sublayers`."""
     inputs_UxBxTxD = self.mlp_router(state, step, read)
     output_BxTxD = self.mlp(self.mlp_norm(inputs_UxBxTxD[0]))
+    output_BxTxD = self._observed("mlp", inputs_UxBxTxD, output_BxTxD)
     return state.advance(output_BxTxD, step, self.config.routing.row.appends)
+
+  def _observed(
+    self, name: str, inputs_UxBxTxD: jax.Array, output_BxTxD: jax.Array
+  ) -> jax.Array:
+    """The output of a sublayer, with its probe.
+
+    Into `OBSERVED` go `{name}_output`, and `{name}_input_rms` of each role and
+    token.
+    """
+    if self.has_variable(PROBES, name):
+      output_BxTxD += self.get_variable(PROBES, name)
+    if self.is_mutable_collection(OBSERVED) and not self.is_initializing():
+      wide_UxBxTxD = inputs_UxBxTxD.astype(wide_dtype(inputs_UxBxTxD))
+      square_UxBxT = jnp.mean(jnp.square(wide_UxBxTxD), axis=-1)
+      found = {
+        f"{name}_input_rms": jnp.sqrt(square_UxBxT),
+        f"{name}_output": output_BxTxD,
+      }
+      for key, x in found.items():
+        self.sow(OBSERVED, key, x, reduce_fn=lambda _, new: new)
+    return output_BxTxD
 
 
 class TransformerLM(nn.Module):
@@ -184,7 +224,7 @@ class TransformerLM(nn.Module):
     )
     self.layers = nn.scan(
       layer,
-      variable_axes={"params": 0, CAPTURE: 0},
+      variable_axes=dict.fromkeys(("params", CAPTURE, OBSERVED, PROBES), 0),
       split_rngs={"params": True},
       in_axes=(0, nn.broadcast, nn.broadcast),
       length=config.num_layers,
@@ -233,16 +273,15 @@ class TransformerLM(nn.Module):
       positions = jnp.broadcast_to(
         jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape
       )
-    state, angles_BxTxP = self.embed(tokens_BxT, positions)
-    state = self._run_layers(state, (angles_BxTxP, segment_ids))
+    state, rotation = self.embed(tokens_BxT, positions)
+    state = self.run_layers(state, (rotation, segment_ids))
     return self.read_out(state)
 
   def embed(
     self, tokens_BxT: jax.Array, positions_BxT: jax.Array
-  ) -> tuple[DepthState, jax.Array]:
-    """What the first layer is given: the state, and angles_BxTxP."""
+  ) -> tuple[DepthState, Rotation]:
+    """What the first layer is given."""
     config = self.config
-    angles_BxTxP = rotary_angles(positions_BxT, config)
     # Rows are looked up whole: width is gathered first, as for any kernel.
     embedding_VxD = constrain(
       self.embedding.astype(config.dtype), "vocab", "features"
@@ -250,7 +289,8 @@ class TransformerLM(nn.Module):
     embedded_BxTxD = constrain(
       embedding_VxD[tokens_BxT], "batch", "sequence", "features"
     )
-    return DepthState.create(embedded_BxTxD, self.schedule), angles_BxTxP
+    state = DepthState.create(embedded_BxTxD, self.schedule)
+    return state, Rotation.create(positions_BxT, config)
 
   def read_out(self, state: DepthState) -> jax.Array:
     """The input of the output head, hidden_BxTxD, after the last layer."""
@@ -259,34 +299,53 @@ class TransformerLM(nn.Module):
       final_BxTxD = self.final_router(state, self.schedule.final)[0]
     return self.final_norm(final_BxTxD)
 
-  def _run_layers(self, state: DepthState, consts: Any) -> DepthState:
-    """The plain scan declares parameters and captures; else `depth_scan`."""
+  def run_layers(self, state: DepthState, consts: Any) -> DepthState:
+    """The state after the last layer.
+
+    The plain scan declares parameters and is observed; else `depth_scan`.
+
+    Args:
+      state: that `embed` gave.
+      consts: (rotation that `embed` gave, segment_ids_BxT or None).
+    """
     config = self.config
     if (
       config.scan == "plain"
       or self.is_initializing()
-      or self.is_mutable_collection(CAPTURE)
+      or any(self.is_mutable_collection(x) for x in (CAPTURE, OBSERVED))
     ):
       steps = jax.tree.map(jnp.asarray, self.schedule.by_layer())
       return self.layers(state, steps, *consts)[0]
 
     layer = DecoderLayer(config, parent=None)
-    params = nn.meta.unbox(self.layers.variables["params"])
+    variables = nn.meta.unbox(self.layers.variables)
 
     def pick(routers, prefix):
       return {
-        name: value
-        for name, value in params.items()
-        if name.startswith(prefix) and is_routing((name,)) == routers
+        collection: {
+          name: value
+          for name, value in values.items()
+          if name.startswith(prefix) and is_routing((name,)) == routers
+        }
+        for collection, values in variables.items()
+      }
+
+    def join(*parts):
+      return {
+        collection: {
+          name: value
+          for part in parts
+          for name, value in part[collection].items()
+        }
+        for collection in variables
       }
 
     def queries(routers):
-      attention, mlp = routers
-      return layer.apply({"params": {**attention, **mlp}}, method="queries")
+      return layer.apply(join(*routers), method="queries")
 
     def attention(router, rest, state, step, read, consts):
       return layer.apply(
-        {"params": {**router, **rest}},
+        join(router, rest),
         state,
         step,
         read,
@@ -295,8 +354,9 @@ class TransformerLM(nn.Module):
       )[0]
 
     def mlp(router, rest, state, step, read, consts):
+      del consts
       return layer.apply(
-        {"params": {**router, **rest}}, state, step, read, method="mlp_sublayer"
+        join(router, rest), state, step, read, method="mlp_sublayer"
       )
 
     return depth_scan(
@@ -365,6 +425,21 @@ def partitionable(config: ModelConfig) -> ModelConfig:
 def is_routing(path: Sequence[str]) -> bool:
   """Whether a parameter belongs to routing over depth, not to the base."""
   return any(name.endswith("_router") for name in path)
+
+
+def split_routing(params: Mapping[str, Any]) -> tuple[Any, Any]:
+  """Parameters of the base, and those that route over depth, as two trees."""
+  flat = traverse_util.flatten_dict(params)
+  routing = {path: x for path, x in flat.items() if is_routing(path)}
+  base = {path: x for path, x in flat.items() if path not in routing}
+  unflatten = traverse_util.unflatten_dict
+  return unflatten(base), unflatten(routing)
+
+
+def join_routing(base: Mapping[str, Any], routing: Mapping[str, Any]) -> Any:
+  """The parameters of which `split_routing` makes these two trees."""
+  flat = traverse_util.flatten_dict(base) | traverse_util.flatten_dict(routing)
+  return traverse_util.unflatten_dict(flat)
 
 
 def output_logits(hidden: jax.Array, head_DxV: jax.Array) -> jax.Array:

@@ -187,7 +187,13 @@ def _scan(plan, params, state, steps, consts):
   return lax.scan(body, state, (_numbers(steps), steps))[0]
 
 
-def _forward(plan, params, state, steps, consts):
+def _forward(plan, *args):
+  params, state, steps, consts = jax.tree.map(lambda arg: arg.value, args)
+  # A stack without a gradient has none written.
+  stacked = jax.tree.map(
+    lambda arg: arg.value if arg.perturbed else None, args[0].others
+  )
+
   def body(state, xs):
     number, steps_g = xs
     group = _Group.make(plan, params, number, steps_g)
@@ -199,7 +205,7 @@ def _forward(plan, params, state, steps, consts):
       )
       gradient: Any
       (new_state, _), gradient = jax.vjp(
-        layer, params.others, group.params[i], state, read, consts
+        layer, stacked, group.params[i], state, read, consts
       )
       # The arguments are given back in the backward pass; what is left of the
       # gradient is what the policy saved.
@@ -214,12 +220,22 @@ def _forward(plan, params, state, steps, consts):
     body, state, (_numbers(steps), steps)
   )
   memory = final.memory
-  return final, (params, memory, saved_GxBxTxD, gradients, steps, consts)
+  residuals = (
+    params,
+    stacked,
+    memory,
+    saved_GxBxTxD,
+    gradients,
+    steps,
+    consts,
+  )
+  return final, residuals
 
 
 def _backward(plan, residuals, d_final):
   # saved_GxBxTxD: an array for each place in a group, and so with gradients.
-  params, memory, saved_GxBxTxD, gradients, steps, consts = residuals
+  params, stacked, memory, saved_GxBxTxD, gradients, steps, consts = residuals
+  d_final = jax.tree.map(_array, d_final)
 
   def state_before(saved_BxTxD, first_BxTxD, recent):
     running_BxTxD = saved_BxTxD
@@ -256,7 +272,7 @@ def _backward(plan, residuals, d_final):
     d_reads: list[Any] = []
     for i in reversed(range(plan.group)):
       gradients[i].args_res = [
-        params.others,
+        stacked,
         group.params[i],
         states[i],
         reads[i],
@@ -281,7 +297,7 @@ def _backward(plan, residuals, d_final):
     jnp.array(plan.first_groups),
   )
   with use_sharding(plan.sharding):
-    d_others = jax.tree.map(jnp.zeros_like, params.others)
+    d_others = jax.tree.map(jnp.zeros_like, stacked)
     (d_state, d_others), d_routers_Gxg = lax.scan(
       body, (d_final, d_others), xs, reverse=True
     )
@@ -289,7 +305,14 @@ def _backward(plan, residuals, d_final):
   return LayerParams(d_routers, d_others), d_state, None, None
 
 
-_scan.defvjp(_forward, _backward)
+_scan.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _array(x: Any) -> jax.Array:
+  """The gradient, where it may be a symbolic zero."""
+  if isinstance(x, jax.custom_derivatives.SymbolicZero):
+    return jnp.zeros(x.shape, x.dtype)
+  return x
 
 
 def _numbers(steps: Step) -> jax.Array:

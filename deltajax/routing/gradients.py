@@ -25,6 +25,7 @@ def write_first(
     stacked: parameters of all layers, stacked on axis 0. Its values are not
       used; whoever takes parameters of the same layers next should be given
       the one that is returned, so that one gradient runs through all of them.
+      None in place of a stack whose gradient nobody wants.
     index: which layer; may be traced.
     more: other arguments whose gradients come first.
     x: what the gradient goes on through. Give no array whose gradient is always
@@ -46,9 +47,14 @@ def _forward(params, stacked, index, more, x):
 def _backward(index, cotangents):
   d_params, d_stacked, d_more, d_x = cotangents
   d_stacked = jax.tree.map(
-    lambda stack, new: lax.dynamic_update_index_in_dim(stack, new, index, 0),
+    lambda stack, new: (
+      None
+      if stack is None
+      else lax.dynamic_update_index_in_dim(stack, new, index, 0)
+    ),
     d_stacked,
     d_params,
+    is_leaf=lambda x: x is None,
   )
   d_stacked, d_more, d_x = lax.optimization_barrier((d_stacked, d_more, d_x))
   # The parameters' own gradient is in the stack.

@@ -70,6 +70,8 @@ def typed_config(cls: type[T]) -> type[T]:
 def _is_a(value: Any, hint: Any) -> bool:
   """Whether a value is of an annotated type, as options understand it."""
   choices = typing.get_args(hint)
+  if typing.get_origin(hint) is tuple:  # tuple[A, ...]
+    return isinstance(value, tuple) and all(_is_a(x, choices[0]) for x in value)
   if choices:  # A | None
     return any(_is_a(value, choice) for choice in choices)
   if isinstance(value, bool) or hint is bool:

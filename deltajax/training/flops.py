@@ -5,6 +5,49 @@
 
 from deltajax.config import ModelConfig, RunConfig
 
+# Dense bfloat16 (T4: float16) FLOP/s of one device as JAX counts them, from the
+# makers' data sheets, by how its device_kind begins.
+PEAK_FLOPS = {
+  "TPU v3": 61.5e12,  # a core, which is what JAX calls a device there
+  "TPU v4 lite": 138e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "NVIDIA A100": 312e12,
+  "NVIDIA H100 PCIe": 756e12,
+  "NVIDIA H100": 989e12,
+  "NVIDIA H200": 989e12,
+  "NVIDIA L4": 121e12,
+  "Tesla T4": 65e12,
+  "Tesla V100": 125e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """FLOP/s that a device can do at most; None if it is not known."""
+  found = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
+  return PEAK_FLOPS[max(found, key=len)] if found else None
+
+
+def utilization(
+  config: RunConfig, updates_per_second: float, devices: int, device_kind: str
+) -> float | None:
+  """Model FLOPs utilisation (MFU); None if the device is not known.
+
+      model_flops * updates per second / (devices * peak FLOP/s of one)
+
+  Args:
+    config: of the run.
+    updates_per_second: validation and checkpoints left out.
+    devices: how many.
+    device_kind: as JAX names them.
+  """
+  peak = peak_flops(device_kind)
+  if peak is None:
+    return None
+  return model_flops(config) * updates_per_second / (devices * peak)
+
 
 def matrix_parameters(model: ModelConfig) -> int:
   """Parameters that a token is multiplied with: N.

@@ -162,6 +162,13 @@ def agree(facts: Mapping[str, str], error: Exception | None = None) -> None:
     raise error
 
 
+def any_host(mine: bool) -> bool:
+  """Whether something is so on any host; all hosts must ask."""
+  if jax.process_count() == 1:
+    return mine
+  return bool(multihost_utils.process_allgather(np.array([mine])).any())
+
+
 def main_host_first(work: Callable[[], Result]) -> Result:
   """Runs `work` on the main host, then on the others; returns its result.
 

@@ -1,8 +1,11 @@
 """The model of what a command is given: run, checkpoint or model directory."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
+
+import jax
 
 from deltajax.checkpoints.config_json import is_model_directory
 from deltajax.checkpoints.huggingface import (
@@ -12,8 +15,22 @@ from deltajax.checkpoints.huggingface import (
 )
 from deltajax.checkpoints.manager import Checkpoints
 from deltajax.checkpoints.names import parameter_shapes
-from deltajax.config import ConfigError, from_dict, ModelConfig, RunConfig
+from deltajax.config import (
+  ConfigError,
+  differences,
+  from_dict,
+  ModelConfig,
+  RunConfig,
+)
 from deltajax.training.run_directory import RunDirectory
+
+# How a model is computed or was initialised, not which one it is.
+NOT_THE_MODEL = frozenset(
+  {
+    *("dtype", "param_dtype", "remat", "scan", "read_group"),
+    *("depth_attention", "attention", "init_std", "routing.query_init_std"),
+  }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +47,35 @@ class ModelDirectory:
     """Of the model."""
     return load_config(self.path)
 
-  def load(self) -> Pretrained:
-    """The model, in the dtype that it is stored in."""
-    return load_pretrained(self.path, param_dtype=None)
+  @property
+  def tokenizer(self) -> str:
+    """The path of its tokenizer, as `get_tokenizer` takes it."""
+    return f"{self.path.absolute()}/"
+
+  @property
+  def context(self) -> int | None:
+    """Tokens that it was trained to see; None if nothing says."""
+    values = json.loads((self.path / "config.json").read_text())
+    return values.get("max_position_embeddings")
+
+  @property
+  def origin(self) -> pathlib.Path | None:
+    """The model directory whose tokenizer's files belong to it."""
+    return self.path
+
+  def load(self, like: Any = None) -> Pretrained:
+    """The model, in the dtype that it is stored in.
+
+    Args:
+      like: ShapeDtypeStructs that say where parameters lie and in which dtype.
+    """
+    if like is None:
+      return load_pretrained(self.path, param_dtype=None)
+    return load_pretrained(
+      self.path,
+      param_dtype=str(jax.tree.leaves(like)[0].dtype),
+      shardings=jax.tree.map(lambda x: x.sharding, like),
+    )
 
   def __str__(self) -> str:
     return f"directory {self.path}"
@@ -55,11 +98,38 @@ class RunCheckpoint:
     with self._open() as saved:
       return from_dict(RunConfig, saved.config(self.step)).model
 
-  def load(self) -> Pretrained:
-    """The model, without the state of its optimizer."""
+  @property
+  def tokenizer(self) -> str:
+    """The name or path of its tokenizer, as `get_tokenizer` takes it."""
+    return self.run.load_config().data.tokenizer
+
+  @property
+  def context(self) -> int | None:
+    """Tokens that it was trained to see."""
+    return self.run.load_config().data.sequence_length
+
+  @property
+  def origin(self) -> pathlib.Path | None:
+    """The model directory whose tokenizer's files belong to it.
+
+    The one that the run started with, if it is there; else None.
+    """
+    init_from = self.run.load_config().init_from
+    if init_from is None or not pathlib.Path(init_from).is_dir():
+      return None
+    return find_model(pathlib.Path(init_from)).origin
+
+  def load(self, like: Any = None) -> Pretrained:
+    """The model, without the state of its optimizer.
+
+    Args:
+      like: ShapeDtypeStructs that say where parameters lie and in which dtype.
+    """
     config = self.config()
+    if like is None:
+      like = parameter_shapes(config)
     with self._open() as saved:
-      params: Any = saved.restore_params(self.step, parameter_shapes(config))
+      params: Any = saved.restore_params(self.step, like)
     return Pretrained(config, params)
 
   def __str__(self) -> str:
@@ -69,7 +139,10 @@ class RunCheckpoint:
     return Checkpoints(self.run.checkpoints, read_only=True)
 
 
-def find_model(path: pathlib.Path) -> ModelDirectory | RunCheckpoint:
+StoredModel = ModelDirectory | RunCheckpoint
+
+
+def find_model(path: pathlib.Path) -> StoredModel:
   """Finds a model; nothing is loaded yet.
 
   Args:
@@ -98,3 +171,28 @@ def find_model(path: pathlib.Path) -> ModelDirectory | RunCheckpoint:
   if step is None:
     raise ConfigError(f"{run.root} has no complete checkpoint.")
   return RunCheckpoint(run, step)
+
+
+def check_same_model(stored: StoredModel, config: ModelConfig) -> None:
+  """Raises ConfigError unless a stored model is the one that a config means.
+
+  Args:
+    stored: the model.
+    config: may compute it otherwise, in another dtype for example.
+  """
+  changed = [
+    f"  model.{name}: {theirs!r} there, {ours!r} in the config"
+    for name, (theirs, ours) in differences(stored.config(), config).items()
+    if name not in NOT_THE_MODEL
+  ]
+  if not changed:
+    return
+  hint = ""
+  if any("routing" in line for line in changed):
+    hint = (
+      "\nA standard model is given a routing by `python -m train.convert import"
+      " DIR OUT --routing.variant ... --routing.gate scalar`."
+    )
+  raise ConfigError(
+    f"init_from: {stored} holds another model:\n" + "\n".join(changed) + hint
+  )

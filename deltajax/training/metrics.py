@@ -1,13 +1,16 @@
 """Where numbers go: metrics.jsonl, TensorBoard and the console."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import time
 from typing import Any
 
-from deltajax.config import ConfigError
+from deltajax.config import ConfigError, RunConfig, to_dict
 from deltajax.training import hosts
 from deltajax.training.run_directory import RunDirectory
 
@@ -59,8 +62,75 @@ class FileMetricsWriter(MetricsWriter):
       self._tensorboard.add_scalar(name, value, step)
 
 
+class WandbWriter(MetricsWriter):
+  """Sends metrics to Weights & Biases, all sessions of a run as one run there.
+
+  Args:
+    directory: of the run; a file in it remembers the run's id.
+    config: of the run.
+  """
+
+  def __init__(self, directory: RunDirectory, config: RunConfig):
+    wandb = import_wandb()
+    directory.wandb.mkdir(exist_ok=True)
+    remembered = directory.wandb / "id.txt"
+    if not remembered.exists():
+      remembered.write_text(secrets.token_hex(4))
+    self._run = wandb.init(
+      project=config.training.wandb_project,
+      name=directory.root.name,
+      id=remembered.read_text(),
+      resume="allow",
+      dir=directory.root,
+      config=to_dict(config),
+    )
+
+  def __exit__(self, *unused: object) -> None:
+    self._run.finish()
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Sends one line."""
+    numbers = {name: float(value) for name, value in values.items()}
+    self._run.log(numbers, step=step)
+
+
+class SeveralWriters(MetricsWriter):
+  """Writes to several places.
+
+  Args:
+    writers: of each.
+  """
+
+  def __init__(self, writers: Sequence[MetricsWriter]):
+    self._writers = writers
+
+  def __exit__(self, *unused: object) -> None:
+    for writer in self._writers:
+      writer.__exit__(*unused)
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes one line to each."""
+    for writer in self._writers:
+      writer.write(step, values)
+
+
+def import_wandb() -> Any:
+  """The package; raises ConfigError, with the remedy, if it is not there."""
+  try:
+    import wandb
+  except ImportError as error:
+    raise ConfigError(
+      f"training.wandb_project needs wandb ({error}): pip install"
+      " 'deltajax[wandb]', or leave it out."
+    ) from None
+  return wandb
+
+
 def _drop_lines_after(path: pathlib.Path, step: int) -> None:
-  """Rewrites a metrics file, at once or not at all, up to an update."""
+  """Rewrites a metrics file, at once or not at all, up to an update.
+
+  After update 0 the run begins anew.
+  """
   lines = path.read_text().splitlines() if path.exists() else []
   kept = []
   for number, line in enumerate(lines, 1):
@@ -70,23 +140,46 @@ def _drop_lines_after(path: pathlib.Path, step: int) -> None:
       if number < len(lines):
         raise ConfigError(f"{path}, line {number}: not JSON.") from None
       continue  # A process that was killed while writing tears its last line.
-    if seen <= step:
+    if step and seen <= step:
       kept.append(line + "\n")
   temporary = path.with_suffix(".tmp")
   temporary.write_text("".join(kept))
   os.replace(temporary, path)
 
 
-def metrics_writer(directory: RunDirectory, step: int) -> MetricsWriter:
+def metrics_writer(
+  directory: RunDirectory, config: RunConfig, step: int
+) -> MetricsWriter:
   """The writer of this host: one host writes.
 
   Args:
     directory: of the run.
+    config: of the run.
     step: updates that are completed.
   """
-  if hosts.is_main_host():
-    return FileMetricsWriter(directory, step)
-  return MetricsWriter()
+  if not hosts.is_main_host():
+    return MetricsWriter()
+  files = FileMetricsWriter(directory, step)
+  if config.training.wandb_project is None:
+    return files
+  return SeveralWriters([files, WandbWriter(directory, config)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+  """How fast a run goes, validation and checkpoints left out.
+
+  Attributes:
+    tokens: that are learnt from, a second.
+    updates: a second.
+    data_wait: share of the time in which the loop waited for its batch.
+    seconds_left: of the run.
+  """
+
+  tokens: float
+  updates: float
+  data_wait: float
+  seconds_left: float
 
 
 class Progress:
@@ -108,35 +201,44 @@ class Progress:
     self._clock = clock
     self._seen_step = first_step
     self._seen_time = clock()
-    self._tokens = 0.0
+    self._tokens = self._waited = 0.0
 
   def count(self, tokens: float) -> None:
     """Adds the tokens of an update to the current window."""
     self._tokens += tokens
 
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Counts the time that the block takes as waiting for data."""
+    begin = self._clock()
+    yield
+    self._waited += self._clock() - begin
+
   def skip(self, step: int) -> None:
     """Starts measuring again: leaves out validation and checkpoints."""
     self._seen_step, self._seen_time = step, self._clock()
-    self._tokens = 0.0
+    self._tokens = self._waited = 0.0
 
-  def rates(self, step: int) -> tuple[float, float]:
-    """Tokens per second since the last call, and seconds left."""
+  def rates(self, step: int) -> Rates:
+    """The rates since the last call."""
     now = self._clock()
     elapsed = max(now - self._seen_time, 1e-9)
     steps = max(step - self._seen_step, 1)
-    rates = (
-      self._tokens / elapsed,
-      (self._last_step - step) * elapsed / steps,
+    rates = Rates(
+      tokens=self._tokens / elapsed,
+      updates=steps / elapsed,
+      data_wait=self._waited / elapsed,
+      seconds_left=(self._last_step - step) * elapsed / steps,
     )
-    self._seen_step, self._seen_time, self._tokens = step, now, 0.0
+    self.skip(step)
     return rates
 
-  def line(self, step: int, loss: float, rate: float, left: float) -> str:
+  def line(self, step: int, loss: float, rates: Rates) -> str:
     """The console line."""
     width = len(str(self._last_step))
     return (
       f"step {step:{width}d}/{self._last_step}  loss {loss:.4f}"
-      f"  {readable(rate)} tok/s  {duration(left)} left"
+      f"  {readable(rates.tokens)} tok/s  {duration(rates.seconds_left)} left"
     )
 
 

@@ -4,28 +4,37 @@ Scanned parameters are stacked, so that a norm's weight has two axes; only its
 name tells what it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
 
 from deltajax.config import OptimizerConfig
+from deltajax.models.transformer import is_routing
 
 # Leaves of the parameter tree that are matrices and are decayed. All others
 # (norm scales, routing queries, key norms, gates, null sources) are not.
 DECAYED = frozenset({"kernel", "embedding", "head"})
 
 
-def _mask(is_in: Callable[[str], bool]) -> Callable[[Any], Any]:
-  """A function from parameters to a tree of booleans, by the leaf's name."""
-  return lambda params: jax.tree_util.tree_map_with_path(
-    lambda path, _: is_in(path[-1].key), params
-  )
+def decay_mask(params: Any) -> Any:
+  """A tree of booleans: which parameters are decayed."""
+  return _map_with_names(lambda names, _: names[-1] in DECAYED, params)
 
 
-decay_mask = _mask(lambda name: name in DECAYED)
-query_mask = _mask(lambda name: name == "query")
+def relative_rate(config: OptimizerConfig, names: Sequence[str]) -> float:
+  """Learning rate of a parameter, relative to that of the base model.
+
+  Args:
+    config: the options.
+    names: path of the parameter.
+  """
+  if not is_routing(names):
+    return 1.0
+  rate = config.routing_learning_rate or config.learning_rate
+  multiplier = config.query_multiplier if names[-1] == "query" else 1.0
+  return multiplier * rate / config.learning_rate
 
 
 def learning_rate_schedule(
@@ -49,7 +58,7 @@ def learning_rate_schedule(
 def make_optimizer(
   config: OptimizerConfig, steps: int
 ) -> optax.GradientTransformation:
-  """AdamW with clipping, decay by name and a multiplier for routing queries.
+  """AdamW with clipping, decay by name and learning rates of routing.
 
   Args:
     config: the options.
@@ -59,6 +68,16 @@ def make_optimizer(
     optax.clip_by_global_norm(config.clip_norm),
     optax.scale_by_adam(config.b1, config.b2, config.eps),
     optax.add_decayed_weights(config.weight_decay, decay_mask),
-    optax.masked(optax.scale(config.query_multiplier), query_mask),
+    optax.stateless(
+      lambda updates, _: _map_with_names(
+        lambda names, x: relative_rate(config, names) * x, updates
+      )
+    ),
     optax.scale_by_learning_rate(learning_rate_schedule(config, steps)),
+  )
+
+
+def _map_with_names(f: Callable[[Sequence[str], Any], Any], tree: Any) -> Any:
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: f([part.key for part in path], x), tree
   )

@@ -1,9 +1,15 @@
 """A run's directory: who it belongs to, and where things lie in it."""
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
+import socket
+
+import jax
 
 from deltajax.config import (
   ConfigError,
@@ -13,10 +19,15 @@ from deltajax.config import (
   to_dict,
 )
 
+LOCK = "lock"
+
 # Fields, and whole sections, that may change between the sessions of one run:
 # where it runs, how it computes what it computes, and what it writes down.
 MUTABLE = frozenset(
   {
+    "health.hang_exits",
+    "health.hang_seconds",
+    "health.skip_limit",
     "hosts",
     "mesh",
     "model.attention",
@@ -24,12 +35,17 @@ MUTABLE = frozenset(
     "model.read_group",
     "model.remat",
     "model.scan",
+    "training.accept",
     "training.accumulation",
     "training.stop_after",
     "training.log_every",
     "training.eval_every",
+    "training.eval_routing",
     "training.checkpoint_every",
     "training.keep_checkpoints",
+    "training.keep_every",
+    "training.keep_best",
+    "training.wandb_project",
     "data.data_dir",
   }
 )
@@ -65,6 +81,46 @@ class RunDirectory:
     """Orbax checkpoints, named by completed updates."""
     return self.root / "checkpoints"
 
+  @property
+  def stacks(self) -> pathlib.Path:
+    """Stacks of all threads, where something hung."""
+    return self.root / f"stacks-{jax.process_index()}.txt"
+
+  @contextlib.contextmanager
+  def locked(self) -> Iterator[None]:
+    """Keeps other processes out while the block runs.
+
+    The lock ends with the process, however that ends.
+
+    Raises:
+      ConfigError: if another process is in.
+    """
+    import fcntl
+
+    with (self.root / LOCK).open("a+") as file:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        file.seek(0)
+        raise ConfigError(
+          f"--workdir {self.root} is in use by process {file.read().strip()};"
+          " two runs would destroy each other's files. Wait for it, or name"
+          " another directory."
+        ) from None
+      except OSError as error:
+        # Some file systems know no locks.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+          raise
+      file.truncate(0)
+      file.write(f"{os.getpid()} of {socket.gethostname()}\n")
+      file.flush()
+      yield
+
+  @property
+  def wandb(self) -> pathlib.Path:
+    """What Weights & Biases keeps here."""
+    return self.root / "wandb"
+
   def load_config(self) -> RunConfig:
     """The config that the run was started with."""
     if not self.config.is_file():
@@ -97,8 +153,11 @@ class RunDirectory:
     check_same_run(self.load_config(), config, f"--workdir {self.root}")
 
   def claim(self, config: RunConfig) -> None:
-    """Writes config.json, at once or not at all, if there is none."""
-    if self.config.exists():
+    """Writes config.json, at once or not at all.
+
+    One that is there stays, unless the run was allowed to become another.
+    """
+    if self.config.exists() and not config.training.accept:
       return
     self.root.mkdir(parents=True, exist_ok=True)
     text = json.dumps(to_dict(config), indent=2) + "\n"
@@ -113,19 +172,22 @@ class RunDirectory:
 def check_same_run(old: RunConfig, new: RunConfig, what: str) -> None:
   """Raises ConfigError if configs differ in more than `MUTABLE` fields.
 
+  What `training.accept` of the new one names may differ, too.
+
   Args:
     old: what the run was started with.
     new: what it is to be resumed with.
     what: whose config `old` is.
   """
+  may_change = MUTABLE | set(new.training.accept)
   changed = [
     f"  {name}: {before!r} in the run, {after!r} now"
     for name, (before, after) in differences(old, new).items()
-    if name not in MUTABLE and name.split(".")[0] not in MUTABLE
+    if may_change.isdisjoint((name, name.split(".")[0]))
   ]
   if changed:
     raise ConfigError(
       f"{what} belongs to another run; nothing was changed. Name another"
-      " directory, or resume with these fields as they were:\n"
-      + "\n".join(changed)
+      " directory, or resume with these fields as they were (or name those that"
+      " may change: --training.accept):\n" + "\n".join(changed)
     )

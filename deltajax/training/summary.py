@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from deltajax.checkpoints.names import count_parameters
 from deltajax.config import RunConfig
-from deltajax.data.packing import PackedSequences
+from deltajax.data.pipeline import Mixture
 from deltajax.models.attention import AttentionCase, choose_attention
 from deltajax.routing.choice import Choice
 from deltajax.routing.depth_attention import choose_reader
@@ -15,6 +15,8 @@ from deltajax.routing.readers import case_of
 from deltajax.routing.schedule import build_schedule
 from deltajax.routing.sharding import Sharding, use_sharding
 from deltajax.training.mesh import AXES
+
+_LEARN = {"none": "", "base": ", which alone learn"}
 
 
 def attention_choice(config: RunConfig, sharding: Sharding) -> Choice:
@@ -70,7 +72,7 @@ def host_line() -> str:
 
 
 def summary(
-  config: RunConfig, sharding: Sharding, train: PackedSequences, params: Any
+  config: RunConfig, sharding: Sharding, train: Mixture, params: Any
 ) -> list[str]:
   """Lines that say what is about to run.
 
@@ -93,12 +95,17 @@ def summary(
     f" mesh {axes}",
     f"routing   {routing.variant}: {routing.row.summary}",
     f"model     {model.num_layers} layers, width {model.width},"
-    f" {count_parameters(params)}",
+    f" {count_parameters(params)}{_LEARN[config.freeze]}",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
     f"depth     {depth}{_together(model.read_group)}",
-    f"data      {config.data.dataset}: {train.info.num_tokens:,} tokens in"
-    f" {train.info.num_documents:,} documents",
+    *(
+      f"data      {name}: {source.info.num_tokens:,} tokens in"
+      f" {source.info.num_documents:,} documents{_share(weight)}"
+      for name, source, weight in zip(
+        config.data.datasets, train.sources, train.weights, strict=True
+      )
+    ),
     f"training  {training.steps} updates of {training.batch_size} x"
     f" {config.data.sequence_length} tokens, seed {training.seed}",
   ]
@@ -106,3 +113,7 @@ def summary(
 
 def _together(layers: int) -> str:
   return "" if layers == 1 else f"; {layers} layers read in one pass"
+
+
+def _share(weight: float) -> str:
+  return "" if weight == 1 else f", {weight:.1%} of the rows"

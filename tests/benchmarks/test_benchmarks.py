@@ -16,6 +16,7 @@ from benchmarks import (
   import_speed,
   kernel_parity,
   memory,
+  prepare_data,
   step_time,
   variant_steps,
 )
@@ -100,6 +101,20 @@ def test_step_time_by_mesh(tmp_path):
   ]
 
 
+def test_analysis():
+  done = run(
+    "analysis",
+    *("--variants", "delta", "--width", 16, "--num-layers", 2),
+    *("--sequence-length", 8, "--batch-size", 2, "--rounds", 1),
+  )
+  assert done.returncode == 0, done.stderr
+  rows = [line.split() for line in done.stdout.splitlines()[-4:]]
+  names = ["forward", "weights", "analysis", "gradients"]
+  assert [row[:2] for row in rows] == [["delta", name] for name in names]
+  assert float(rows[0][3]) == 1
+  assert all(float(row[2]) > 0 for row in rows)
+
+
 def test_depth_attention_says_what_must_be_moved(tmp_path):
   file = tmp_path / "rows.json"
   done = run(
@@ -153,6 +168,30 @@ def test_import_speed(tmp_path):
   assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("measured", ["speed", "memory"])
+def test_prepare_data(measured, tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "prepare_data",
+    *("--megabytes", 0.3, "--files", 2, "--vocab-size", 400, "--workers", 0),
+    *("--sequence-length", 64, "--rounds", 1, "--workdir", tmp_path),
+    *("--json", file, *(["--memory"] if measured == "memory" else [])),
+  )
+  assert done.returncode == 0, done.stderr
+  (row,) = json.loads(file.read_text())
+  if measured == "speed":
+    assert row["ratio"] == (
+      row["prepare_per_second"] / row["library_per_second"]
+    )
+    assert "median ratio" in done.stdout
+  else:
+    # No workers; a library may start a process for a moment.
+    assert row["processes"] in (1, 2)
+    assert 10**8 < row["peak_bytes"] < 1.5e9
+    assert "0.3 MB of text: " in done.stdout
+  assert list(tmp_path.iterdir()) == [file]
+
+
 def test_depth_attention_measures_where_there_is_a_gpu(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(depth_attention, "COPY_BYTES", 2**16)
@@ -176,6 +215,23 @@ def test_step_time_of_a_preset():
     assert getattr(config, field) == getattr(expected, field)
   assert config.dtype == "bfloat16"
   assert step_time.random_batch(options)["tokens"].max() > 100_000
+
+
+def test_input_and_checkpoints(tmp_path, corpus):
+  file = tmp_path / "figures.json"
+  done = run(
+    "input_and_checkpoints",
+    *("--steps", 15, "--checkpoint-every", 5, "--batches", 100),
+    *("--dataset", corpus, "--data-dir", tmp_path, "--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(file.read_text())
+  for name in ("data_wait", "checkpoint_share"):
+    assert 0 < found[name] < 1
+  assert found["pipeline_tokens"] == pytest.approx(
+    found["pipeline_ratio"] * found["step_tokens"]
+  )
+  assert f"{found['data_wait']:.2%} of the time (bound 1%)" in done.stdout
 
 
 def test_compile_kernels_names_what_does_not_compile(tmp_path):
@@ -204,6 +260,7 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
     (variant_steps, ("--variants", "dleta"), "did you mean 'delta'"),
     (variant_steps, ("--implementation", "triton"), "unknown implementation"),
     (memory, ("--json", "no/such/dir/f"), "there is no directory"),
+    (prepare_data, ("--tokenizer", "bytes"), "no library to compare with"),
     (generation, ("--tokens", 1), "--tokens is 1; give at least 2"),
     (import_speed, ("--presets", "smolm2-135m"), "mean 'smollm2-135m'"),
     (

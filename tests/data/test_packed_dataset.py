@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from deltajax.data import storage
+from deltajax.data import packing, storage
 from deltajax.data.packed_dataset import open_packed, pack_texts, write_packed
 from deltajax.data.packing import PackedSequences
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
@@ -78,16 +78,16 @@ def test_rows_equal_those_packed_in_memory(texts, tmp_path, split):
   assert_same_rows(stored, wanted)
 
 
-def test_shards_and_writing_in_parts_change_nothing(tmp_path, monkeypatch):
+def test_shards_change_nothing(tmp_path, monkeypatch):
   documents = [np.arange(k % 40) for k in range(200)]
-  monkeypatch.setattr("deltajax.data.packed_dataset._ROWS_PER_SHARD", 10)
-  monkeypatch.setattr("deltajax.data.packed_dataset._ROWS_AT_ONCE", 7)
   options = {"tokenizer": ByteTokenizer(), "sequence_length": T}
+  wanted = PackedSequences.pack(documents, **options)
+  monkeypatch.setattr(packing, "TOKENS_PER_SHARD", 10 * (T + 1) + 5)
   write_packed(tmp_path, {"train": documents}, **options)
-  assert len(list(tmp_path.glob("*array_record*"))) > 5
-  assert_same_rows(
-    open_packed(tmp_path, "train"), PackedSequences.pack(documents, **options)
-  )
+  assert len(list(tmp_path.glob("*array_record*"))) == -(-len(wanted) // 10) > 5
+  stored = open_packed(tmp_path, "train")
+  assert_same_rows(stored, wanted)
+  assert stored.info == PackedSequences.pack(documents, **options).info
 
 
 def test_packed_once(texts, tmp_path):
@@ -134,6 +134,30 @@ def test_directories_that_are_no_packed_data_set_raise(texts, tmp_path):
     open_packed(tmp_path, "train")
   with pytest.raises(ConfigError, match="did you mean 'train'"):
     open_packed(pack(texts, tmp_path), "trian")
+
+
+@pytest.mark.parametrize("how", ["cut", "emptied", "flipped"])
+def test_a_damaged_shard_names_its_record(how, tmp_path, monkeypatch):
+  monkeypatch.setattr(packing, "TOKENS_PER_SHARD", 10 * (T + 1))
+  options = {"tokenizer": ByteTokenizer(), "sequence_length": T}
+  write_packed(tmp_path, {"train": [np.arange(250)] * 3}, **options)
+  file = tmp_path / "packed-train.array_record-00002-of-00005"
+  raw = bytearray(file.read_bytes())
+  if how == "flipped":
+    raw[200:220] = bytes(20)
+  file.write_bytes(raw[: {"cut": 2**15, "emptied": 0}.get(how)])
+  rows = open_packed(tmp_path, "train")
+  damaged = {}
+  for k in range(len(rows)):
+    try:
+      rows[k]
+    except OSError as error:
+      damaged[k] = str(error)
+  assert damaged
+  for k, message in damaged.items():
+    assert 20 <= k < 30
+    assert message.startswith(f"record {k - 20} of {file} cannot be read: ")
+  assert how == "flipped" or len(damaged) == 10
 
 
 def test_missing_rows_are_noticed(texts, tmp_path, monkeypatch):

@@ -7,8 +7,10 @@ from hypothesis import given, settings, strategies as st
 import numpy as np
 import pytest
 
+from deltajax.config import DataConfig
 from deltajax.data import pipeline, storage
 from deltajax.data.packing import PackedSequences, target_mask
+from deltajax.data.pipeline import Mixture
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
@@ -17,10 +19,10 @@ TOKENIZER = ByteTokenizer()
 T = 4
 
 
-def make_source(num_rows):
+def make_source(num_rows, first=0):
   """Rows of T+1 tokens, each recognisable by its tokens."""
   size = num_rows * (T + 1) - 2
-  ids = np.arange(size)
+  ids = np.arange(first, first + size)
   # Two digits in base 200 at every place, so that rows are distinct.
   ids = np.where(ids % 2, ids % 200, ids // 200)
   return PackedSequences.pack([ids], tokenizer=TOKENIZER, sequence_length=T)
@@ -49,8 +51,12 @@ def assert_same(first, second):
 SOURCE = make_source(23)
 
 
+def alone(source=SOURCE):
+  return Mixture.create([source])
+
+
 def iterate(source=SOURCE, **options):
-  return pipeline.train_iterator(source, **{"batch_size": 5, **options})
+  return pipeline.train_iterator(alone(source), **{"batch_size": 5, **options})
 
 
 def test_batches_are_int32_of_one_shape():
@@ -167,10 +173,115 @@ def test_options_that_cannot_work_raise(options, message):
     iterate(**{"seed": 0, **options})
 
 
+def make_mixture(weights=(0.6, 0.3, 0.1)):
+  """Three data sets of 23, 40 and 7 rows, and which a row is of."""
+  sizes = (23, 40, 7)
+  sources = [make_source(size, 1000 * i) for i, size in enumerate(sizes)]
+  return Mixture.create(sources, weights)
+
+
+def numbers_in(mixture, batches):
+  """The data set and row of all rows of the batches, in order."""
+  found = {
+    row["tokens"].tobytes(): (i, k)
+    for i, source in enumerate(mixture.sources)
+    for k, row in enumerate(source)
+  }
+  assert len(found) == len(mixture)
+  rows = itertools.chain.from_iterable(batch["tokens"] for batch in batches)
+  return [found[row.tobytes()] for row in rows]
+
+
+def test_a_mixture_has_its_shares_in_every_stretch():
+  mixture = make_mixture()
+  batches = take(pipeline.train_iterator(mixture, batch_size=5, seed=3), 80)
+  order = numbers_in(mixture, batches)
+  for i, weight in enumerate(mixture.weights):
+    count = np.cumsum([j == i for j, _ in order])
+    share = weight * (1 + np.arange(len(order)))
+    assert np.abs(count - share).max() <= 1 + 1e-9
+    # Each data set has epochs of its own, and another order in each.
+    rows = [k for j, k in order if j == i]
+    size = len(mixture.sources[i])
+    epochs = [rows[b : b + size] for b in range(0, len(rows) - size, size)]
+    assert epochs
+    for epoch in epochs:
+      assert sorted(epoch) == list(range(size))
+    assert len(epochs) < 2 or epochs[0] != epochs[1]
+
+
+def test_a_mixture_is_the_same_for_all_hosts_and_resumes():
+  mixture = make_mixture()
+
+  def batches(count, **options):
+    options = {"batch_size": 4, "seed": 1, **options}
+    return take(pipeline.train_iterator(mixture, **options), count)
+
+  whole = batches(30)
+  for threads in (0, 1, 3):
+    parts = [
+      batches(30, rows=rows, num_threads=threads) for rows in ([0, 1], [2], [3])
+    ]
+    joined = [
+      {
+        name: np.concatenate([part[k][name] for part in parts])
+        for name in whole[k]
+      }
+      for k in range(30)
+    ]
+    assert_same(joined, whole)
+  first = pipeline.train_iterator(mixture, batch_size=4, seed=1)
+  take(first, 17)
+  second = pipeline.train_iterator(mixture, batch_size=4, seed=1, num_threads=0)
+  second.set_state(json.loads(json.dumps(first.get_state())))
+  assert_same(take(second, 13), whole[17:])
+  assert numbers_in(mixture, whole) != numbers_in(mixture, batches(30, seed=2))
+
+
+def test_without_weights_every_row_counts_the_same():
+  mixture = make_mixture(())
+  assert mixture.weights == (23 / 70, 40 / 70, 7 / 70)
+  assert mixture.info.num_tokens == sum(
+    source.info.num_tokens for source in mixture.sources
+  )
+
+
+def test_a_mixture_is_known_by_its_parts_and_weights():
+  one, other = make_mixture(), make_mixture((0.5, 0.4, 0.1))
+  prints = {
+    *(source.info.fingerprint for source in one.sources),
+    *(one.info.fingerprint, other.info.fingerprint),
+  }
+  assert len(prints) == 5
+  assert make_mixture().info.fingerprint == one.info.fingerprint
+  assert alone().info == SOURCE.info
+
+
+def test_validation_of_a_mixture_has_a_part_of_each():
+  mixture = make_mixture((0.5, 0.48, 0.02))
+  batches = pipeline.validation_batches(mixture, batch_size=4, num_rows=20)
+  batches[-1] = {name: x[:1] for name, x in batches[-1].items()}
+  counts = [i for i, _ in numbers_in(mixture, batches)]
+  assert counts == [0] * 10 + [1] * 10 + [2]
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"weights": (0.5, 0.6)}, r"sum to 1\.1; they must be positive and sum"),
+    ({"weights": (1.5, -0.5)}, "must be positive"),
+    ({"weights": (1.0,)}, "has 1 numbers; .* name 2 data sets"),
+  ],
+)
+def test_weights_that_do_not_fit(options, message):
+  with pytest.raises(ConfigError, match=message):
+    DataConfig(mixture=("a/b",), **options)
+
+
 def test_validation_never_moves_and_repeats_no_row():
-  first = pipeline.validation_batches(SOURCE, batch_size=4, num_rows=12)
+  first = pipeline.validation_batches(alone(), batch_size=4, num_rows=12)
   again = pipeline.validation_batches(
-    make_source(23), batch_size=4, num_rows=12
+    alone(make_source(23)), batch_size=4, num_rows=12
   )
   assert_same(first, again)
   order = row_numbers(SOURCE, first)
@@ -178,13 +289,13 @@ def test_validation_never_moves_and_repeats_no_row():
   assert order != list(range(12))
   # A golden order: it must be the same for every version of everything.
   assert order == [11, 10, 21, 14, 20, 1, 13, 22, 16, 8, 6, 17]
-  other = pipeline.validation_batches(SOURCE, batch_size=5, num_rows=12)
+  other = pipeline.validation_batches(alone(), batch_size=5, num_rows=12)
   other[-1] = {name: x[:2] for name, x in other[-1].items()}
   assert row_numbers(SOURCE, other) == order
 
 
 def test_validation_pads_its_last_batch():
-  batches = pipeline.validation_batches(SOURCE, batch_size=5, num_rows=99)
+  batches = pipeline.validation_batches(alone(), batch_size=5, num_rows=99)
   assert len(batches) == 5
   for batch in batches:
     for values in batch.values():
@@ -201,7 +312,7 @@ def test_validation_pads_its_last_batch():
 
 def test_validation_sizes_must_be_positive():
   with pytest.raises(ConfigError, match="num_rows must be at least 1"):
-    pipeline.validation_batches(SOURCE, batch_size=1, num_rows=0)
+    pipeline.validation_batches(alone(), batch_size=1, num_rows=0)
 
 
 def load(dataset, split, data_dir, sequence_length=T):
@@ -209,7 +320,7 @@ def load(dataset, split, data_dir, sequence_length=T):
     dataset,
     split,
     data_dir=data_dir,
-    tokenizer=TOKENIZER,
+    tokenizer="bytes",
     sequence_length=sequence_length,
   )
 
@@ -264,3 +375,50 @@ def test_load_split_errors(small, tmp_path):
     load(str(path), "train", tmp_path, sequence_length=100_000)
   with pytest.raises(ConfigError, match="is not a TFDS directory"):
     load(str(tmp_path / "nothing"), "train", tmp_path)
+
+
+def write_texts(root, kind):
+  """200 documents in files of this kind, and what they say."""
+  root.mkdir(parents=True, exist_ok=True)
+  texts = [f"document {i}, no more\n" for i in range(200)]
+  if kind == "text":
+    for i, text in enumerate(texts):
+      (root / f"{i:03}.txt").write_text(text)
+    return root, texts
+  file = root / "all.jsonl"
+  lines = [json.dumps({"text": text}) + "\n" for text in texts]
+  file.write_text("".join(lines))
+  return file, texts
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_texts_are_prepared_once(kind, tmp_path):
+  path, texts = write_texts(tmp_path / "texts", kind)
+  data_dir = tmp_path / "data"
+  splits = {
+    split: load(str(path), split, data_dir) for split in ("train", "validation")
+  }
+  tokens = np.concatenate(
+    [row["tokens"] for source in splits.values() for row in source]
+  )
+  pieces = np.split(tokens, np.flatnonzero(tokens == TOKENIZER.bos_id))
+  found = [TOKENIZER.decode(piece) for piece in pieces]
+  assert sorted(filter(None, found)) == sorted(texts)
+  assert 0 < splits["validation"].info.num_documents < 40
+  prepared = list((data_dir / "prepared").iterdir())
+  assert len(prepared) == 1
+  before = prepared[0].stat().st_mtime_ns
+  assert load(str(path), "train", data_dir).info == splits["train"].info
+  assert prepared[0].stat().st_mtime_ns == before
+  # Other texts in the same place are another data set.
+  file = path if path.is_file() else path / "000.txt"
+  text = file.read_text().replace("document 0", "document zero")
+  file.write_text(text)
+  assert load(str(path), "train", data_dir).info != splits["train"].info
+
+
+def test_texts_too_few_for_a_validation_set_are_refused(tmp_path):
+  (tmp_path / "one.txt").write_text("only one\n" * 100)
+  with pytest.raises(ConfigError, match="validation"):
+    load(str(tmp_path / "one.txt"), "train", tmp_path / "data")
+  assert not list((tmp_path / "data").rglob("*.json"))

@@ -23,14 +23,14 @@ def refuse(*args, **kwargs):
   raise AssertionError("network access")
 socket.socket.connect = socket.getaddrinfo = refuse
 random.seed(0)
-from deltajax.data import pipeline, storage, tokenizers
+from deltajax.config import DataConfig
+from deltajax.data import pipeline, storage
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 root, data_dir = sys.argv[1:]
 config = PythonStdlibConfig.from_root(root)
 path = storage.build_dataset(PythonStdlib, data_dir, config)
-source = pipeline.load_split(
-  str(path), "train", data_dir=data_dir, sequence_length=8,
-  tokenizer=tokenizers.get_tokenizer("bytes"))
+data = DataConfig(dataset=str(path), data_dir=data_dir, sequence_length=8)
+source = pipeline.load_mixture(data, "train")
 next(pipeline.train_iterator(source, batch_size=2, seed=0))
 heavy = {name.split(".")[0] for name in sys.modules}
 assert not heavy & {"tensorflow", "torch"}, heavy
@@ -121,6 +121,31 @@ def test_unknown_split_names_the_nearest_and_the_directory(dataset):
 def test_not_a_tfds_directory_says_what_is(dataset):
   with pytest.raises(ConfigError, match=r"no dataset_info.json"):
     list(storage.read_texts(dataset.parent, "train"))
+
+
+def damaged(raw, how):
+  """Truncated, or with flipped bits in what is compressed first."""
+  return (
+    raw[: len(raw) // 2]
+    if how == "cut"
+    else (raw[:200] + bytes(x ^ 0xFF for x in raw[200:220]) + raw[220:])
+  )
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_damaged_files_are_named(dataset, how):
+  (file,) = dataset.glob("*-train.array_record*")
+  whole = list(storage.read_texts(dataset, "train"))
+  file.write_bytes(damaged(file.read_bytes(), how))
+  with pytest.raises(OSError, match=rf"record \d+ of {file} cannot be read: "):
+    assert list(storage.read_texts(dataset, "train")) != whole
+
+
+def test_missing_files_are_named(dataset):
+  (file,) = dataset.glob("*-train.array_record*")
+  file.unlink()
+  with pytest.raises(ConfigError, match=f"{file} is missing"):
+    list(storage.read_texts(dataset, "train"))
 
 
 class _Other(tfds.core.GeneratorBasedBuilder):

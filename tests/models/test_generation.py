@@ -9,8 +9,9 @@ import pytest
 
 import deltajax
 from deltajax.models import generation
-from deltajax.models.cache import LayerCache, Places
-from deltajax.models.generation import bucket, Generator, Sampling
+from deltajax.models.cache import LayerCache
+from deltajax.models.generation import bucket, Generator
+from deltajax.models.sampling import Sampling
 from deltajax.routing.variants import VARIANTS
 from tests.helpers import (
   EIGHT_DEVICES,
@@ -160,51 +161,6 @@ def test_sampling_is_seeded():
   assert np.any(twice[0] != twice[1])
 
 
-LOGITS = jnp.log(jnp.array([[0.3, 0.5, 0.05, 0.15]]))
-
-
-@pytest.mark.parametrize(
-  ("options", "allowed"),
-  [
-    ({}, {0, 1, 2, 3}),
-    ({"top_k": 2}, {0, 1}),
-    ({"top_k": 9}, {0, 1, 2, 3}),
-    ({"top_p": 0.6}, {0, 1}),
-    ({"top_p": 0.4}, {1}),
-    ({"top_p": 1e-9}, {1}),
-    ({"top_p": 1.0}, {0, 1, 2, 3}),
-    ({"top_k": 3, "top_p": 0.9}, {0, 1, 3}),
-    ({"vocab_size": 3, "top_p": 0.99}, {0, 1, 2}),
-    ({"vocab_size": 1}, {0}),
-    ({"temperature": 0.0}, {1}),
-  ],
-)
-def test_only_likely_tokens_are_drawn(options, allowed):
-  keys = jax.random.split(jax.random.key(0), 400)
-  logits = jnp.repeat(LOGITS, len(keys), axis=0)
-  draws = generation.sample_token(logits, keys, Sampling(**options))
-  assert set(draws.tolist()) == allowed
-
-
-def test_equal_logits_are_not_all_kept_by_top_k():
-  keys = jax.random.split(jax.random.key(0), 100)
-  draws = generation.sample_token(jnp.zeros((100, 5)), keys, Sampling(top_k=2))
-  assert len(set(draws.tolist())) == 2
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_as_often_as_they_are_likely(temperature):
-  keys = jax.random.split(jax.random.key(0), 4000)
-  draws = generation.sample_token(
-    jnp.repeat(LOGITS, len(keys), axis=0),
-    keys,
-    Sampling(temperature=temperature),
-  )
-  found = np.bincount(draws, minlength=4) / len(keys)
-  expected = jax.nn.softmax(LOGITS[0] / temperature)
-  np.testing.assert_allclose(found, expected, atol=0.03)
-
-
 @pytest.mark.parametrize(
   ("options", "message"),
   [
@@ -322,14 +278,6 @@ def test_a_step_writes_the_cache_in_place(batch):
   assert memory.alias_size_in_bytes >= cache_bytes
   # Logits of all slots, their mask, and next to nothing else.
   assert memory.temp_size_in_bytes < cache_bytes / 8
-
-
-def test_slots_before_a_text_and_after_it_are_not_seen():
-  places = Places.create(jnp.int32(3), jnp.array([0, 2]), 1, 6)
-  np.testing.assert_array_equal(
-    places.visible_BxTxS, [[[1, 1, 1, 1, 0, 0]], [[0, 0, 1, 1, 0, 0]]]
-  )
-  np.testing.assert_array_equal(places.positions_BxT, [[3], [1]])
 
 
 def test_parameters_are_cast_once_except_for_routers():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
-from deltajax.models.layers import RMSNorm, rotary_angles
+from deltajax.models.layers import RMSNorm, Rotation
 from deltajax.models.transformer import DecoderLayer, TransformerLM
 from deltajax.routing import build_schedule, DepthRouter, VARIANTS
 from deltajax.routing.memory import DepthState
@@ -301,10 +301,10 @@ def test_the_scan_equals_layers_by_hand(variant):
   expected = logits_of(config, params, tokens)
 
   with precision("float64"):
-    angles = rotary_angles(jnp.tile(jnp.arange(9), (2, 1)), config)
+    rotation = Rotation.create(jnp.tile(jnp.arange(9), (2, 1)), config)
     layer = quick_jit(
       lambda params, state, steps: DecoderLayer(config).apply(
-        {"params": params}, state, steps, angles, None
+        {"params": params}, state, steps, rotation, None
       )[0]
     )
     state = DepthState.create(

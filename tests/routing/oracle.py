@@ -88,14 +88,24 @@ FINAL_READ = REPLACING - {"delta_replace"}
 
 
 def model_logits(
-  config, params, tokens, segment_ids=None, positions=None, weights=None
+  config,
+  params,
+  tokens,
+  segment_ids=None,
+  positions=None,
+  weights=None,
+  vectors=None,
+  probes=None,
 ):
   """Logits [B, T, V] of a ModelConfig with (NumPy, layer-stacked) params.
 
   A list `weights` gets, for each sublayer and the final read, the list of the
-  alpha_HxNxBxT of its reads.
+  alpha_HxNxBxT of its reads. A dictionary `vectors` gets `v` and `p`, and as
+  `inputs` the two of every sublayer before its norm. `probes`, sublayer ->
+  array, are added to what sublayers put out.
   """
   weights = [] if weights is None else weights
+  vectors = {} if vectors is None else vectors
   batch, length = tokens.shape
   if segment_ids is None:
     segment_ids = np.zeros((batch, length), int)
@@ -106,16 +116,19 @@ def model_logits(
   eps = config.norm_eps
 
   e = params["embedding"][tokens]
-  v, p = [], [e]
+  v, p, inputs = [], [e], []
+  vectors.update(v=v, p=p, inputs=inputs)
   for s in range(2 * config.num_layers):
     layer = _layer(params["layers"], s // 2)
     part = "attention" if s % 2 == 0 else "mlp"
     router = layer.get(f"{part}_router", {})
     sources = SOURCES[variant](s, e, v, p, size)
     weights.append([])
+    inputs.append(
+      read_inputs(config, router, sources, p[s], s % 2, weights[-1])
+    )
     qk, value = (
-      rms_norm(u, layer[f"{part}_norm"]["scale"], eps)
-      for u in read_inputs(config, router, sources, p[s], s % 2, weights[-1])
+      rms_norm(u, layer[f"{part}_norm"]["scale"], eps) for u in inputs[-1]
     )
     if s % 2 == 0:
       output = attention(
@@ -123,6 +136,7 @@ def model_logits(
       )
     else:
       output = swiglu(layer["mlp"], qk)
+    output = output + (probes or {}).get(s, 0)
     v.append(output)
     p.append(p[s] + output)
 

@@ -1,5 +1,6 @@
 """Gradients of parameters, written in place before that of x goes on."""
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,3 +82,28 @@ def test_each_sublayer_of_a_model_writes_first(variant):
   for path, stack in jax.tree_util.tree_leaves_with_path(params["layers"]):
     if "router" not in jax.tree_util.keystr(path):
       assert stack.shape in shapes
+
+
+@pytest.mark.parametrize("frozen", ["attention/", "mlp_norm", "mlp_router"])
+def test_what_is_frozen_does_not_change_the_other_gradients(frozen):
+  config = tiny_config(
+    "delta", num_layers=3, dtype="float32", param_dtype="float32"
+  )
+  params, tokens = random_params(config), random_tokens(config)
+  flat = traverse_util.flatten_dict(params, sep="/")
+  fixed = {path: x for path, x in flat.items() if f"/{frozen}" in path}
+  trained = {path: x for path, x in flat.items() if path not in fixed}
+  assert fixed
+  assert trained
+
+  def loss(trained, fixed):
+    params = traverse_util.unflatten_dict(trained | fixed, sep="/")
+    output = TransformerLM(config).apply({"params": params}, tokens)
+    return jnp.sin(output.logits_BxTxV).sum()
+
+  some = jax.jit(jax.grad(loss))(trained, fixed)
+  every = jax.jit(jax.grad(loss))(flat, {})
+  for path, gradient in some.items():
+    np.testing.assert_allclose(
+      gradient, every[path], rtol=1e-5, atol=1e-6, err_msg=path
+    )

@@ -71,7 +71,7 @@ def test_recipes_compile_for_their_slice(
   assert 0 < report["memory"]["peak"] < report["hbm_bytes"]
   # The state stays where it is: all that is returned but the metrics.
   memory = report["memory"]
-  assert 0 < memory["output"] - memory["alias"] < 4096
+  assert 0 < memory["output"] - memory["alias"] < 8192
   assert {c["kind"] for c in report["collectives"]} >= {"all-reduce"}
   assert f"{devices} x TPU" in done.stdout
   assert "peak" in done.stdout

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from deltajax.checkpoints.huggingface import load_pretrained
-from deltajax.checkpoints.manager import Checkpoints
+from deltajax.checkpoints.manager import Checkpoints, Keep
 from deltajax.config import ConfigError, RunConfig, to_dict
 from deltajax.training.load import find_model
 from deltajax.training.run_directory import RunDirectory
@@ -40,7 +40,7 @@ def run_directory(tmp_path):
   directory = RunDirectory(tmp_path / "run")
   directory.claim(config)
   state = Trainer(config).compiled_init()
-  with Checkpoints(directory.checkpoints, keep=2) as saved:
+  with Checkpoints(directory.checkpoints, keep=Keep(2)) as saved:
     saved.save(3, state, {}, to_dict(config))
     moved = jax.tree.map(lambda x: 2 * x, state.params)
     state = dataclasses.replace(state, params=moved)

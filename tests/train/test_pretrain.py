@@ -43,7 +43,7 @@ def test_trains_reports_and_resumes(corpus, tmp_path):
     "data      ",
     "step 6/6  loss ",
     " tok/s",
-    "bits per byte after 6 updates",
+    " after 6 updates",
     "\nsample:\ndef ",
     "layer 1 mlp",
     f"checkpoints  {tmp_path / 'run' / 'checkpoints'}",

@@ -25,6 +25,7 @@ def main(options):
   different = {k: x[index] for k, x in options.get("different", {}).items()}
   model = {k: x for k, x in different.items() if k == "dtype"}
   training = {k: x for k, x in different.items() if k == "seed"}
+  training |= {k: options[k] for k in ("steps",) if k in options}
   config = tiny_config(
     options["corpus"],
     stop_after=options.get("stop_after"),

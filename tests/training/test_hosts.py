@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -30,10 +31,11 @@ def free_port():
     return listener.getsockname()[1]
 
 
-def run_hosts(count, devices, *, fails=False, **options):
+def run_hosts(count, devices, *, fails=False, term_at=None, **options):
   """Runs `count` processes with `devices` CPU devices each to their end.
 
-  Returns what they printed; if they are to fail, their messages.
+  The last one gets SIGTERM once the first prints a line that begins with
+  `term_at`. Returns what they printed; if they are to fail, their messages.
   """
   options = {"count": count, "port": free_port(), **options}
   flags = f"--xla_force_host_platform_device_count={devices}"
@@ -51,6 +53,9 @@ def run_hosts(count, devices, *, fails=False, **options):
     )
     for index in range(count)
   ]
+  if term_at is not None:
+    next(x for x in processes[0].stdout if x.startswith(term_at))
+    processes[-1].terminate()
   outputs = [process.communicate(timeout=300) for process in processes]
   for process, (_, stderr) in zip(processes, outputs, strict=True):
     assert bool(process.returncode) == fails, stderr
@@ -86,6 +91,20 @@ def test_two_processes_train_as_one_and_resume_each_other(corpus, tmp_path):
   expected, found = losses(one), losses(two)
   assert [step for step, *_ in found] == [step for step, *_ in expected]
   np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_sigterm_on_one_host_saves_the_same_update_on_both(corpus, tmp_path):
+  one, two = tmp_path / "one", tmp_path / "two"
+  run_hosts(1, 2, corpus=corpus, workdir=one, steps=40)
+  both = {"corpus": corpus, "workdir": two, "steps": 40}
+  errors = run_hosts(2, 1, fails=True, term_at="step  5", **both)
+  pattern = r"PreemptedError: .*; (\d+) of 40 updates are done and saved"
+  first, second = (int(re.search(pattern, error)[1]) for error in errors)
+  assert first == second < 40
+  assert (two / "checkpoints" / str(first)).is_dir()
+  host_0, _ = run_hosts(2, 1, **both)
+  assert f"resumed after {first} of 40 updates" in host_0
+  np.testing.assert_allclose(losses(two), losses(one), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

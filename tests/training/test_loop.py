@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from deltajax.checkpoints.huggingface import load_pretrained, save_pretrained
 from deltajax.checkpoints.manager import Checkpoints
 from deltajax.config import (
   ConfigError,
@@ -22,8 +24,10 @@ from deltajax.config import (
   to_dict,
   TrainingConfig,
 )
-from deltajax.training.loop import NonFiniteError, train
+from deltajax.training.load import find_model
+from deltajax.training.loop import train
 from deltajax.training.run_directory import RunDirectory
+from deltajax.training.stopping import UnhealthyError
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -170,6 +174,10 @@ def test_what_a_run_directory_holds(corpus, tmp_path):
     validations[-1]["validation/loss"] == result.validation["validation/loss"]
   )
   assert validations[1]["validation/loss"] < validations[0]["validation/loss"]
+  for line in validations:
+    # Two layers in two blocks: reads of up to four sources.
+    assert 1 / 4 < line["routing/uniform_weight"] <= line["routing/max_weight"]
+    assert 0 < line["routing/entropy"] <= line["routing/uniform_entropy"]
   assert list((tmp_path / "run" / "tensorboard").glob("events*"))
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
     assert saved.config(20)["model"]["routing"]["variant"] == "delta_block"
@@ -213,14 +221,15 @@ def test_non_finite_loss_stops_and_names_the_last_good_checkpoint(
 ):
   explodes = {"learning_rate": 1e38, "warmup_steps": 10}
   config = tiny_config(corpus, optimizer=explodes, checkpoint_every=1)
-  with pytest.raises(NonFiniteError, match=r"at update \d+; the last good"):
+  with pytest.raises(UnhealthyError, match=r"skip_limit is 3\); the last good"):
     train(config, tmp_path / "run", quiet)
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
     last = saved.latest_step()
     assert last is not None
-    # What was saved came from finite updates only.
-    assert all(np.isfinite(loss) for step, loss, _ in losses(tmp_path / "run"))
-  assert losses(tmp_path / "run")[-1][0] == last
+  # The updates before it were made, those after it skipped.
+  for step, loss, _ in losses(tmp_path / "run"):
+    assert np.isfinite(loss) == (step <= last)
+  assert losses(tmp_path / "run")[-1][0] == last + 4
 
 
 def test_a_death_before_the_first_checkpoint(corpus, tmp_path):
@@ -288,6 +297,64 @@ def test_float64_needs_x64(corpus, tmp_path):
   assert result.state.params["embedding"].dtype == np.float64
 
 
+@pytest.fixture(scope="module")
+def base(corpus, tmp_path_factory):
+  """A trained standard model, and the same with routing at identity."""
+  directory = tmp_path_factory.mktemp("base")
+  standard = {"routing": RoutingConfig(variant="standard")}
+  config = tiny_config(corpus, model=standard)
+  train(config, directory / "run", quiet)
+  model = find_model(directory / "run").load()
+  save_pretrained(directory / "plain", *model)
+  routing = RoutingConfig(variant="delta_block", num_blocks=2, gate="scalar")
+  routed = load_pretrained(directory / "plain", routing)
+  save_pretrained(directory / "routed", *routed, layout="deltajax")
+  return directory
+
+
+def started_from(corpus, directory, **training):
+  model = dataclasses.replace(find_model(directory).config(), dtype="float32")
+  return dataclasses.replace(
+    tiny_config(corpus, **training), model=model, init_from=str(directory)
+  )
+
+
+def test_the_first_loss_of_a_converted_model_is_the_base_models(corpus, base):
+  first = {}
+  for name in ("run", "plain", "routed"):
+    config = started_from(corpus, base / name)
+    result = train(config, base / f"from-{name}", quiet)
+    first[name] = losses(base / f"from-{name}")[0][1]
+    assert result.before["step"] == 0
+    assert (
+      result.validation["validation/loss"] < result.before["validation/loss"]
+    )
+  assert first["run"] == first["plain"]
+  np.testing.assert_allclose(first["routed"], first["plain"], rtol=1e-6)
+  last = losses(base / "run")[-1][1]
+  assert first["run"] < (last + np.log(259)) / 2
+
+
+def test_a_given_model_is_read_again_after_a_death(corpus, base, tmp_path):
+  config = started_from(corpus, base / "routed")
+  whole = train(config, tmp_path / "whole", quiet)
+
+  def die_at_3(line):
+    if line.startswith("step  3"):
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    train(config, tmp_path / "run", die_at_3)
+  part = dataclasses.replace(
+    config, training=dataclasses.replace(config.training, stop_after=10)
+  )
+  train(part, tmp_path / "run", quiet)
+  resumed = train(config, tmp_path / "run", quiet)
+  assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+  assert metrics(tmp_path / "run")[0] == resumed.before == whole.before
+  chex.assert_trees_all_equal(resumed.state, whole.state)
+
+
 def test_nothing_to_do_is_said(corpus, tmp_path):
   config = tiny_config(corpus, stop_after=10)
   train(config, tmp_path / "run", quiet)
@@ -337,6 +404,53 @@ def test_changed_data_are_refused_on_resume(corpus, tmp_path):
     saved.save(11, restored.state, position, to_dict(config))
   with pytest.raises(ConfigError, match="not those that the run was started"):
     train(tiny_config(corpus), tmp_path / "run", quiet)
+  accepting = tiny_config(corpus, accept=("data.content",))
+  assert train(accepting, tmp_path / "run", quiet).step == 20
+
+
+def test_weights_and_biases_offline(corpus, tmp_path, monkeypatch):
+  monkeypatch.setenv("WANDB_MODE", "offline")
+  monkeypatch.setenv("WANDB_SILENT", "true")
+  for stop_after in (5, 10):
+    config = tiny_config(
+      corpus, wandb_project="deltajax-tests", stop_after=stop_after
+    )
+    train(config, tmp_path / "run", quiet)
+  # Two sessions of one run, for a later `wandb sync`.
+  files = list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
+  assert len(files) == 2
+  identity = (tmp_path / "run" / "wandb" / "id.txt").read_text()
+  assert {path.stem for path in files} == {f"run-{identity}"}
+  assert all(b"train/loss" in path.read_bytes() for path in files)
+
+
+def test_weights_and_biases_that_are_not_installed(
+  corpus, tmp_path, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, "wandb", None)
+  config = tiny_config(corpus, wandb_project="deltajax-tests")
+  with pytest.raises(ConfigError, match=r"pip install 'deltajax\[wandb\]'"):
+    train(config, tmp_path / "run", quiet)
+  assert not (tmp_path / "run").exists()
+
+
+def test_changes_that_are_accepted(corpus, tmp_path):
+  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
+  other = {"seed": 5, "steps": 30, "optimizer": {"learning_rate": 1e-3}}
+  accept = ("training.seed", "training.steps", "optimizer")
+  with pytest.raises(ConfigError, match=r"training\.seed: 0 in the run, 5 now"):
+    train(
+      tiny_config(corpus, **other, accept=accept[1:]), tmp_path / "run", quiet
+    )
+  config = tiny_config(corpus, **other, accept=accept)
+  lines = []
+  train(config, tmp_path / "run", lines.append)
+  assert "resumed after 10 of 30 updates" in lines
+  # It is the run's own from now on.
+  again = tiny_config(corpus, **other)
+  assert train(again, tmp_path / "run", quiet).step == 30
+  with pytest.raises(ConfigError, match="cannot become another"):
+    tiny_config(corpus, accept=("model.width",))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from deltajax.training.metrics import duration, Progress, readable
+from deltajax.training.metrics import duration, Progress, Rates, readable
 
 
 class Clock:
@@ -16,14 +16,16 @@ def test_rates_leave_out_validation_and_checkpoints():
   progress = Progress(0, 100, clock)
   clock.now += 20  # 20 updates of a second
   progress.count(2000)
-  assert progress.rates(20) == (100.0, 80.0)
+  assert progress.rates(20) == Rates(100.0, 1.0, 0.0, 80.0)
   clock.now += 10
   progress.count(1000)
   clock.now += 500  # a long validation after update 30
   progress.skip(30)
   clock.now += 10
   progress.count(1000)
-  assert progress.rates(40) == (100.0, 60.0)
+  with progress.waiting():
+    clock.now += 10
+  assert progress.rates(40) == Rates(50.0, 0.5, 0.5, 120.0)
 
 
 def test_a_resumed_session_counts_its_own_steps():
@@ -31,8 +33,9 @@ def test_a_resumed_session_counts_its_own_steps():
   progress = Progress(90, 100, clock)
   clock.now += 4
   progress.count(400)
-  assert progress.rates(92) == (100.0, 16.0)
-  assert progress.line(92, 1.5, 100.0, 16.0) == (
+  rates = progress.rates(92)
+  assert rates == Rates(100.0, 0.5, 0.0, 16.0)
+  assert progress.line(92, 1.5, rates) == (
     "step  92/100  loss 1.5000  100 tok/s  16s left"
   )
 

@@ -1,3 +1,4 @@
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,6 @@ from deltajax.training.optimizer import (
   decay_mask,
   learning_rate_schedule,
   make_optimizer,
-  query_mask,
 )
 
 
@@ -53,21 +53,12 @@ def test_only_matrices_are_decayed():
   }
 
 
-def test_queries_are_the_routing_queries():
-  assert names(query_mask(ones(variant="rd_attnres"))) == {
-    "layers/attention_router/query",
-    "layers/mlp_router/query",
-    "final_router/query",
-  }
-
-
 def test_masks_know_names_not_ranks():
   stacked = ones(**EVERYTHING)
   one_layer = stacked | {
     "layers": jax.tree.map(lambda x: x[0], stacked["layers"])
   }
   assert decay_mask(stacked) == decay_mask(one_layer)
-  assert query_mask(stacked) == query_mask(one_layer)
 
 
 def one_update(params, **options):
@@ -86,20 +77,29 @@ def test_decay_moves_matrices_only():
   assert moved == decay_mask(params)
 
 
-@pytest.mark.parametrize("multiplier", [0.0, 3.0])
-def test_multiplier_scales_queries_only(multiplier):
-  params = ones(**EVERYTHING)
-  plain = one_update(params)
-  scaled = one_update(params, query_multiplier=multiplier)
-  expected = jax.tree.map(
-    lambda x, is_query: x * multiplier if is_query else x,
-    plain,
-    query_mask(params),
-  )
-  for a, b in zip(
-    jax.tree.leaves(scaled), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
+@pytest.mark.parametrize(
+  ("options", "queries", "routing"),
+  [
+    ({"query_multiplier": 0.0}, 0.0, 1.0),
+    ({"query_multiplier": 3.0}, 3.0, 1.0),
+    ({"routing_learning_rate": 0.5}, 5.0, 5.0),
+    ({"routing_learning_rate": 0.5, "query_multiplier": 3.0}, 15.0, 5.0),
+  ],
+)
+@pytest.mark.parametrize("variant", ["rd_attnres", "delta_block"])
+def test_routing_has_rates_of_its_own(variant, options, queries, routing):
+  everything = EVERYTHING if variant == "delta_block" else {"variant": variant}
+  params = ones(**everything)
+  found = traverse_util.flatten_dict(one_update(params, **options))
+  plain = traverse_util.flatten_dict(one_update(params))
+  seen = set()
+  for path, x in plain.items():
+    rate = 1.0
+    if any(name.endswith("_router") for name in path):
+      rate = queries if path[-1] == "query" else routing
+    seen.add(rate)
+    np.testing.assert_allclose(found[path], rate * x, rtol=1e-6)
+  assert seen == {1.0, queries, routing}
 
 
 def test_gradients_are_clipped_to_the_bound():

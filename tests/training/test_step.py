@@ -2,8 +2,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from deltajax.checkpoints.names import count_parameters
 from deltajax.config import (
   ModelConfig,
   OptimizerConfig,
@@ -11,13 +13,18 @@ from deltajax.config import (
   RunConfig,
   TrainingConfig,
 )
+from deltajax.models.transformer import split_routing
 from deltajax.routing.variants import VARIANTS
 from deltajax.training.step import Trainer
+from tests.helpers import quick_jit, random_params
 
 
-def trainer(variant="delta_block", num_layers=2, **training):
+def trainer(
+  variant="delta_block", num_layers=2, freeze="none", gate="none", **training
+):
   return Trainer(
     RunConfig(
+      freeze=freeze,
       model=ModelConfig(
         vocab_size=31,
         width=16,
@@ -27,7 +34,7 @@ def trainer(variant="delta_block", num_layers=2, **training):
         head_dim=8,
         mlp_width=16,
         dtype="float32",
-        routing=RoutingConfig(variant=variant, num_blocks=2),
+        routing=RoutingConfig(variant=variant, num_blocks=2, gate=gate),
       ),
       optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
       training=TrainingConfig(steps=100, **{"batch_size": 4, **training}),
@@ -131,3 +138,52 @@ def test_the_program_of_an_update_does_not_grow_with_depth():
     return len(text.splitlines())
 
   assert program(24) == pytest.approx(program(4), rel=0.01)
+
+
+@pytest.mark.parametrize(
+  ("variant", "gate"),
+  [("rd_delta_block", "scalar"), ("attnres_full", "none")],
+)
+def test_a_frozen_base_stays_and_has_no_moments(variant, gate):
+  every = trainer(variant, gate=gate)
+  frozen = trainer(variant, gate=gate, freeze="base")
+  params = random_params(frozen.config.model)
+  rows = batch()
+  state = quick_jit(frozen.start)(params)
+  new, metrics = quick_jit(frozen.update)(state, rows)
+  base, routing = split_routing(params)
+  new_base, new_routing = split_routing(new.params)
+  chex.assert_trees_all_equal(new_base, base)
+  moved = jax.tree.map(lambda x, y: bool((x != y).any()), new_routing, routing)
+  assert all(jax.tree.leaves(moved)), moved
+  moments = optax.tree.get(new.opt_state, "mu")
+  chex.assert_trees_all_equal_shapes(moments, routing)
+  other, other_metrics = quick_jit(every.update)(
+    quick_jit(every.start)(params), rows
+  )
+  np.testing.assert_array_equal(
+    metrics["train/loss"], other_metrics["train/loss"]
+  )
+  expected = split_routing(optax.tree.get(other.opt_state, "mu"))[1]
+  ratio = optax.tree.norm(expected) / optax.tree.norm(moments)
+  # The same gradient; clipping sees less of it.
+  chex.assert_trees_all_close(
+    jax.tree.map(lambda x: x * ratio, moments), expected, rtol=1e-4, atol=1e-7
+  )
+
+
+def test_a_frozen_base_costs_no_memory_for_its_gradient():
+  sizes = {}
+  for freeze in ("none", "base"):
+    each = trainer(num_layers=8, freeze=freeze)
+    memory = (
+      each.jit_update()
+      .lower(each.abstract_state(), batch())
+      .compile()
+      .memory_analysis()
+    )
+    sizes[freeze] = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+  count = count_parameters(trainer(num_layers=8).abstract_state().params)
+  base = 4 * (count.total - count.routing)
+  assert sizes["none"][0] - sizes["base"][0] == 2 * base
+  assert sizes["none"][1] - sizes["base"][1] >= base

@@ -1,0 +1,111 @@
+"""Pictures of analyses, as PNG: one a model, or one for all where they compare.
+
+Needs matplotlib (extra `analysis`), which is imported when something is drawn.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import importlib.util
+import io
+import re
+from typing import Any
+
+from deltajax.analysis import curves, maps
+from deltajax.analysis.results import Analysis
+from deltajax.analysis.style import Scales, STYLE, titled
+from deltajax.config import ConfigError
+
+_OF_ONE = {
+  "weights": maps.weights,
+  "sharpness": curves.sharpness,
+  "position": maps.position,
+  "similarity": maps.similarity,
+}
+_OF_ALL = {"divergence": curves.divergence, "norms": curves.norms}
+_TEXTS = {
+  "weights": "mean weight of every source in every read, and the same relative"
+  " to the uniform weight 1/N",
+  "sharpness": "largest weight and entropy of every read over depth, beside the"
+  " values of a uniform read",
+  "position": "weight by position of the token in its document",
+  "similarity": "mean cosine of every two vectors, and their effective rank",
+  "divergence": "Jensen-Shannon divergence between Q/K and V routes by layer",
+  "norms": "root mean square of stream, read inputs and outputs, and norm of"
+  " the gradient, over depth",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+  """A picture.
+
+  Attributes:
+    kind: `weights`, `sharpness`, `position`, `similarity`, `divergence` or
+      `norms`.
+    name: of its file.
+    model: whose it is; None for one of all.
+    text: what it shows, in words.
+    png: the file.
+  """
+
+  kind: str
+  name: str
+  model: str | None
+  text: str
+  png: bytes
+
+
+def check_matplotlib() -> None:
+  """Raises ConfigError unless matplotlib is installed."""
+  if importlib.util.find_spec("matplotlib") is None:
+    raise ConfigError(
+      "figures need matplotlib, which is not installed: pip install"
+      " 'deltajax[analysis]'."
+    )
+
+
+def draw(analyses: Mapping[str, Analysis]) -> list[Drawing]:
+  """All pictures of some models; scales are the same for all of them.
+
+  Args:
+    analyses: by name of the model.
+  """
+  check_matplotlib()
+  scales = Scales.of(list(analyses.values()))
+  drawings = []
+  slugs = _slugs(list(analyses))
+  for kind, painter in _OF_ONE.items():
+    for name, analysis in analyses.items():
+      figure = _painted(painter, name, analysis, scales)
+      if figure is not None:
+        file = f"{kind}-{slugs[name]}.png"
+        text = f"{titled(name, analysis)}: {_TEXTS[kind]}"
+        drawings.append(Drawing(kind, file, name, text, figure))
+  for kind, compare in _OF_ALL.items():
+    figure = _painted(compare, analyses)
+    if figure is not None:
+      text = _TEXTS[kind]
+      drawings.append(Drawing(kind, f"{kind}.png", None, text, figure))
+  return drawings
+
+
+def _painted(painter: Callable[..., Any], *arguments: Any) -> bytes | None:
+  """A PNG; None where there is nothing to paint."""
+  import matplotlib
+
+  with matplotlib.rc_context(STYLE):
+    figure = painter(*arguments)
+    if figure is None:
+      return None
+    buffer = io.BytesIO()
+    # No date and no version: the same numbers give the same file.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+  return buffer.getvalue()
+
+
+def _slugs(names: Sequence[str]) -> dict[str, str]:
+  slugs = [re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("._") for name in names]
+  return {
+    name: slug if slug and slugs.count(slug) == 1 else f"{slug or 'model'}_{i}"
+    for i, (name, slug) in enumerate(zip(names, slugs, strict=True))
+  }

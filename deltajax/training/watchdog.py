@@ -1,0 +1,82 @@
+"""Says where a run hangs: in a step, a collective, the data or the disk."""
+
+from collections.abc import Callable
+import faulthandler
+import os
+import pathlib
+import threading
+import time
+
+from deltajax.training.stopping import HUNG
+
+
+class Watchdog:
+  """A thread that reports when nothing happens for too long.
+
+  Use as a context manager. All threads' stacks are appended to a file, once
+  for each hang.
+
+  Args:
+    seconds: after which a hang is reported; None: never.
+    stacks: the file.
+    log: takes lines for the console; on every host, since any may hang.
+    exits: whether the process then ends, with exit code 4, so that whoever
+      started it can start it again.
+  """
+
+  def __init__(
+    self,
+    seconds: float | None,
+    stacks: pathlib.Path,
+    log: Callable[[str], None] = print,
+    exits: bool = False,
+  ):
+    self._seconds = seconds
+    self._stacks = stacks
+    self._log = log
+    self._exits = exits
+    self._what = "start"
+    self._since = time.monotonic()
+    self._reported = False
+    self._end = threading.Event()
+    self._thread = threading.Thread(target=self._watch, daemon=True)
+
+  def __enter__(self) -> "Watchdog":
+    self._since = time.monotonic()
+    if self._seconds is not None:
+      self._thread.start()
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._end.set()
+    if self._seconds is not None:
+      self._thread.join()
+
+  def begin(self, what: str) -> None:
+    """Something new begins; what came before did not hang.
+
+    Args:
+      what: to be named if it takes too long.
+    """
+    if self._reported:
+      waited = time.monotonic() - self._since
+      self._log(f"watchdog  {self._what} ended after {waited:.0f} s")
+    self._what, self._since = what, time.monotonic()
+    self._reported = False
+
+  def _watch(self) -> None:
+    assert self._seconds is not None
+    while not self._end.wait(min(1.0, self._seconds / 4)):
+      if self._reported or time.monotonic() - self._since < self._seconds:
+        continue
+      self._reported = True
+      with self._stacks.open("a") as file:
+        file.write(f"\n{time.ctime()}: {self._what}\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+      self._log(
+        f"WARNING   {self._what} takes more than {self._seconds:g} s; the"
+        f" stacks of all threads are in {self._stacks}"
+      )
+      if self._exits:
+        os._exit(HUNG)

@@ -1,0 +1,219 @@
+"""Checkpoints that cannot be written or read, one kind of fault at a time."""
+
+import contextlib
+import resource
+import shutil
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltajax.checkpoints.manager import Checkpoints, Keep
+from deltajax.config import ConfigError
+from deltajax.training import saving
+from deltajax.training.saving import restore_newest, Saver
+from deltajax.training.stopping import NotSavedError
+
+
+def state(value):
+  x = np.random.default_rng(value).standard_normal((64, 64), np.float32)
+  return {"x": jnp.asarray(x), "step": jnp.int32(value)}
+
+
+@pytest.fixture
+def saved(tmp_path):
+  """Checkpoints of steps 1 to 3."""
+  with Checkpoints(tmp_path / "checkpoints", Keep(3)) as saved:
+    for step in (1, 2, 3):
+      saved.save(step, state(step), {"at": step}, {"config": step})
+    saved.wait()
+    yield saved
+
+
+def files_of(tmp_path, step):
+  root = tmp_path / "checkpoints" / str(step)
+  return [path for path in sorted(root.rglob("*")) if path.is_file()]
+
+
+def largest(tmp_path, step):
+  return max(files_of(tmp_path, step), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(tmp_path, step):
+  # The data of the larger array, past the file's header.
+  path = largest(tmp_path, step)
+  raw = bytearray(path.read_bytes())
+  raw[len(raw) // 2] ^= 4
+  path.write_bytes(raw)
+
+
+def cut_short(tmp_path, step):
+  path = largest(tmp_path, step)
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def delete_array_files(tmp_path, step):
+  largest(tmp_path, step).unlink()
+
+
+def delete_position(tmp_path, step):
+  shutil.rmtree(tmp_path / "checkpoints" / str(step) / "data")
+
+
+def garble_position(tmp_path, step):
+  for path in files_of(tmp_path, step):
+    if path.parent.name == "data":
+      path.write_text("{")
+
+
+def empty_all(tmp_path, step):
+  for path in files_of(tmp_path, step):
+    path.write_bytes(b"")
+
+
+FAULTS = (
+  flip_a_bit,
+  cut_short,
+  delete_array_files,
+  delete_position,
+  garble_position,
+  empty_all,
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
+  saved, tmp_path, fault
+):
+  fault(tmp_path, 3)
+  saved.reload()
+  lines = []
+  found = restore_newest(
+    saved, lambda k: saved.restore(k, state(0)), lines.append
+  )
+  assert found.step == found.data["at"] == 2
+  np.testing.assert_array_equal(found.state["x"], state(2)["x"])
+  assert lines[0].startswith("WARNING   checkpoint 3 is damaged (")
+  assert str(tmp_path / "damaged") in lines[1]
+  assert (tmp_path / "damaged" / "3").is_dir()
+  assert saved.steps() == [2, 1]
+  # Its number is free again.
+  saved.save(3, state(3), {"at": 3}, {})
+  saved.wait()
+  assert saved.restore(3, state(0)).data == {"at": 3}
+
+
+def test_nothing_that_can_be_read_is_said_and_left_alone(saved, tmp_path):
+  for step in (1, 2, 3):
+    cut_short(tmp_path, step)
+  saved.reload()
+  lines = []
+  with pytest.raises(ConfigError, match=r"none of the checkpoints \[3, 2, 1\]"):
+    restore_newest(saved, lambda k: saved.restore(k, state(0)), lines.append)
+  assert len(lines) == 3
+  assert saved.steps() == [3, 2, 1]
+
+
+def test_another_config_is_no_damage(saved):
+  def refuse(step):
+    raise ConfigError(f"{step} is another run's")
+
+  with pytest.raises(ConfigError, match="3 is another run's"):
+    restore_newest(saved, refuse, print)
+
+
+def test_no_checkpoint_is_none(tmp_path):
+  with Checkpoints(tmp_path / "checkpoints") as saved:
+    assert restore_newest(saved, lambda k: saved.restore(k, {}), print) is None
+
+
+@pytest.mark.parametrize(
+  ("keep", "expected"),
+  [
+    (Keep(2), [6, 5]),
+    (Keep(1, every=2), [6, 4, 2]),
+    (Keep(1, best=1), [6, 3]),
+    (Keep(1, best=2), [6, 4, 3]),
+  ],
+)
+def test_which_are_kept(tmp_path, keep, expected):
+  losses = {1: 9.0, 2: None, 3: 1.0, 4: 2.0, 5: 3.0, 6: None}
+  with Checkpoints(tmp_path / "checkpoints", keep) as saved:
+    for step, loss in losses.items():
+      saved.save(step, state(step), {}, {}, loss)
+    saved.wait()
+    assert saved.steps() == expected
+  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
+    assert saved.steps() == expected
+
+
+class Broken:
+  """Checkpoints whose writing fails as long as `reason` is set."""
+
+  def __init__(self, saved, monkeypatch):
+    self.reason = None
+    save = saved.save
+
+    def write(*args, **kwargs):
+      if self.reason is not None:
+        raise self.reason
+      save(*args, **kwargs)
+
+    monkeypatch.setattr(saved, "save", write)
+
+
+def test_a_failure_is_loud_and_tried_again_soon(saved, monkeypatch):
+  disk, lines = Broken(saved, monkeypatch), []
+  saver = Saver(saved, every=20, log=lines.append)
+  assert [k for k in range(1, 41) if saver.due(k)] == [20, 40]
+  disk.reason = OSError(28, "No space left on device")
+  saver.save(20, state(20), {}, {})
+  assert "No space left on device" in lines[0]
+  assert "the last good checkpoint has 3 updates" in lines[0]
+  assert "tried again within 2 updates" in lines[0]
+  assert [k for k in range(21, 31) if saver.due(k)] == [22, 24, 26, 28, 30]
+  disk.reason = None
+  saver.save(22, state(22), {}, {})
+  saved.wait()
+  assert saved.steps()[0] == 22
+  assert not saver.due(24)
+
+
+def test_the_end_of_a_run_that_cannot_be_saved(saved, monkeypatch):
+  monkeypatch.setattr(saving, "SECONDS_BETWEEN_ATTEMPTS", 0.0)
+  disk = Broken(saved, monkeypatch)
+  disk.reason = OSError(30, "Read-only file system")
+  saver = Saver(saved, every=20, log=lambda line: None)
+  with pytest.raises(NotSavedError, match="the last good checkpoint has 3"):
+    saver.finish(25, state(25), {}, {})
+
+
+@contextlib.contextmanager
+def small_files_only():
+  """The operating system refuses files of more than 4 kB, as a full disk."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_fills_up_while_it_is_written(saved, tmp_path):
+  lines = []
+  saver = Saver(saved, every=10, log=lines.append)
+  with small_files_only():
+    saver.save(10, state(10), {}, {})
+    while saved.is_writing():
+      time.sleep(0.01)
+  assert saver.due(11)
+  assert "could not be written" in lines[0], lines
+  assert "the last good checkpoint has 3 updates" in lines[0]
+  saver.finish(11, state(11), {}, {})
+  assert saved.steps() == [11, 3, 2]
+  names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+  assert names == {"11", "3", "2"}
+  np.testing.assert_array_equal(
+    saved.restore(11, state(0)).state["x"], state(11)["x"]
+  )

@@ -1,0 +1,206 @@
+"""Looks inside the routing of trained models, side by side.
+
+    python -m train.analyze runs/quickstart --out runs/quickstart-routing
+    python -m train.analyze runs/delta runs/attnres --out DIR
+
+Each model is a run, one of its checkpoints, or a model directory; all are run
+on the same rows of the same data set. The output directory gets routing.json,
+figures, and report.html, which holds all of it (docs/analysis.md).
+"""
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+import jax
+import tyro
+
+from deltajax.analysis import figures, report
+from deltajax.analysis.analyze import analyze
+from deltajax.analysis.inputs import (
+  AnalysisData,
+  common_data,
+  default_batch_size,
+  find_subjects,
+  load_data,
+  make_trainer,
+  Subject,
+)
+from deltajax.analysis.results import Analysis
+from deltajax.config import ConfigError, to_dict
+from deltajax.training.step import Trainer
+from train.cli import main
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSizes:
+  """Sizes of mesh axes, in place of those of a model's run.
+
+  Attributes:
+    data: copies of the model; -1 for what is left.
+    fsdp: shards of parameters.
+    tensor: shards of heads, mlp and vocabulary.
+    context: shards of the sequence.
+  """
+
+  data: int | None = None
+  fsdp: int | None = None
+  tensor: int | None = None
+  context: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Looks inside the routing of trained models, side by side.
+
+  Attributes:
+    sources: runs, checkpoints of runs, or model directories.
+    out: the directory that is written; an earlier analysis is replaced.
+    dataset: a name, the directory of a TFDS data set, or files of text; None:
+      the runs' own.
+    split: of the data set.
+    data_dir: where data sets are kept; None: the first run's own.
+    tokenizer: `bytes`, or the path of a tokenizer.json; None: the models' own.
+    sequence_length: tokens that a model sees at once; None: the runs' own.
+    rows: how many rows are read, always the same ones.
+    batch_size: rows at once; None: as the first run has on its devices.
+    dtype: of activations and matrix products; None: float32 on a CPU, and
+      elsewhere the model's.
+    gradients: whether to take norms of gradients.
+    mesh: of devices.
+  """
+
+  sources: tyro.conf.Positional[
+    Annotated[tuple[pathlib.Path, ...], tyro.conf.arg(metavar="RUN_OR_DIR")]
+  ]
+  out: pathlib.Path
+  dataset: str | None = None
+  split: str = "validation"
+  data_dir: str | None = None
+  tokenizer: str | None = None
+  sequence_length: int | None = None
+  rows: int = 64
+  batch_size: int | None = None
+  dtype: str | None = None
+  gradients: bool = True
+  mesh: MeshSizes = MeshSizes()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Everything that is known before a parameter is loaded.
+
+  Attributes:
+    subjects: the models.
+    trainers: how each lies on its mesh.
+    data: what they are run on.
+  """
+
+  subjects: list[Subject]
+  trainers: list[Trainer]
+  data: AnalysisData
+
+
+def prepare(options: Options) -> Plan:
+  """Whatever can be wrong, before any work.
+
+  Raises:
+    ConfigError: for models, data, meshes or an output that cannot be used.
+  """
+  if not options.sources:
+    raise ConfigError(
+      "there is nothing to analyse; name runs, checkpoints of runs, or model"
+      " directories."
+    )
+  figures.check_matplotlib()
+  report.check_output(options.out)
+  subjects = find_subjects(options.sources)
+  given = ("dataset", "data_dir", "tokenizer", "sequence_length")
+  config = common_data(
+    subjects, {name: getattr(options, name) for name in given}
+  )
+  batch_size = options.batch_size
+  if batch_size is None:
+    batch_size = default_batch_size(subjects)
+  dtype = options.dtype
+  if dtype is None and jax.default_backend() == "cpu":
+    dtype = "float32"
+  sizes = dataclasses.asdict(options.mesh)
+  trainers = [
+    make_trainer(subject, config, batch_size, sizes, dtype)
+    for subject in subjects
+  ]
+  data = load_data(
+    config,
+    split=options.split,
+    num_rows=options.rows,
+    batch_size=batch_size,
+  )
+  return Plan(subjects, trainers, data)
+
+
+def command(arguments: list[str]) -> None:
+  """Analyses, and says where the report is."""
+  options = tyro.cli(Options, prog="python -m train.analyze", args=arguments)
+  plan = prepare(options)
+  data = plan.data
+  print(
+    f"data      {' and '.join(data.config.datasets)}, split {data.split}:"
+    f" {data.rows} rows of {data.config.sequence_length} tokens"
+  )
+  found: dict[str, Analysis] = {}
+  for subject, trainer in zip(plan.subjects, plan.trainers, strict=True):
+    print(subject.stored)
+    params = subject.stored.load(trainer.abstract_state().params).params
+    analysis = analyze(
+      trainer.config.model,
+      params,
+      data.batches,
+      sequence_length=data.config.sequence_length,
+      sharding=trainer.sharding,
+      gradients=options.gradients,
+    )
+    found[subject.name] = analysis
+    print("\n".join(summary_lines(analysis)))
+  report.write_report(
+    options.out,
+    data.described(),
+    [
+      report.AnalysedModel(
+        subject.name,
+        " ".join(str(subject.stored).split()),
+        to_dict(subject.config),
+        found[subject.name],
+      )
+      for subject in plan.subjects
+    ],
+    figures.draw(found),
+  )
+  print(f"report    {options.out / report.REPORT_NAME}")
+  print(f"numbers   {options.out / report.JSON_NAME}")
+
+
+def summary_lines(analysis: Analysis) -> list[str]:
+  """An analysis in a few lines."""
+  lines = [
+    f"routing   {analysis.variant}; loss {analysis.loss:.4f} nats over"
+    f" {analysis.tokens:,} tokens"
+  ]
+  totals = analysis.totals
+  if totals is not None:
+    lines += [
+      f"weights   largest {totals.max_weight:.3f} (uniform"
+      f" {totals.uniform_weight:.3f}), entropy {totals.entropy:.3f} nats"
+      f" (uniform {totals.uniform_entropy:.3f}), {totals.effective_sources:.2f}"
+      f" effective sources of {totals.sources:.2f}, over {totals.reads} reads"
+    ]
+    if totals.jensen_shannon is not None:
+      lines.append(
+        f"roles     {totals.jensen_shannon:.3f} nats between Q/K and V routes"
+        " (at most 0.693)"
+      )
+  return lines + [f"note      {note}" for note in analysis.notes]
+
+
+if __name__ == "__main__":
+  main(command)

@@ -1,0 +1,22 @@
+"""Fine-tunes a model, or resumes it: python -m train.finetune CONFIG ...
+
+    python -m train.finetune configs/finetune_smollm2.py \\
+        --init-from runs/smollm2-delta --workdir runs/finetune
+
+The model is a directory that `train.convert import` wrote, or any other model
+directory, a run, or one of its checkpoints. The config is a recipe for any.
+"""
+
+from deltajax.training.loop import train
+from train.cli import main, parse_finetune
+from train.pretrain import print_report
+
+
+def command(arguments: list[str]) -> None:
+  """Trains, then shows what came out."""
+  run = parse_finetune("python -m train.finetune", arguments)
+  print_report(train(run.config, run.workdir))
+
+
+if __name__ == "__main__":
+  main(command)
