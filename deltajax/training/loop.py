@@ -217,7 +217,7 @@ def train(
       trainer=trainer,
       data=data,
       saver=Saver(saved, training.checkpoint_every, log),
-      writer=stack.enter_context(metrics_writer(directory, config, step)),
+      writer=stack.enter_context(metrics_writer(directory, config, step, log)),
       progress=Progress(step, last_step),
       watchdog=stack.enter_context(_watchdog(config, directory)),
       stop=stack.enter_context(stop_requests()),
@@ -241,11 +241,11 @@ def train(
 def _locked(directory: RunDirectory) -> contextlib.AbstractContextManager:
   """Keeps other processes out of a run's directory, on the host that writes."""
   lock = contextlib.ExitStack()
-  problem: ConfigError | None = None
+  problem: Exception | None = None
   try:
     if hosts.is_main_host():
       lock.enter_context(directory.locked())
-  except ConfigError as error:
+  except (ConfigError, OSError) as error:
     problem = error
   hosts.agree({}, problem)
   return lock

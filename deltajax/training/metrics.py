@@ -11,8 +11,9 @@ import time
 from typing import Any
 
 from deltajax.config import ConfigError, RunConfig, to_dict
-from deltajax.training import hosts
-from deltajax.training.run_directory import RunDirectory
+from deltajax.training import hosts, tensorboard
+from deltajax.training.appended_file import AppendedFile
+from deltajax.training.run_directory import naming, RunDirectory
 
 
 class MetricsWriter:
@@ -32,34 +33,51 @@ class FileMetricsWriter(MetricsWriter):
   """Appends metrics to metrics.jsonl and TensorBoard.
 
   Lines of updates that a resumed run will do again are dropped on opening, so
-  that the file reads like that of an undisturbed run.
+  that the file reads like that of an undisturbed run. What a full disk does not
+  take is kept until it does.
 
   Args:
     directory: of the run.
     step: updates that are completed.
+    log: takes lines for the console.
   """
 
-  def __init__(self, directory: RunDirectory, step: int):
-    # Heavy, and of use only here.
-    from tensorboardX import SummaryWriter
-
+  def __init__(
+    self, directory: RunDirectory, step: int, log: Callable[[str], None]
+  ):
     _drop_lines_after(directory.metrics, step)
-    self._file = directory.metrics.open("a")
-    self._tensorboard = SummaryWriter(
-      str(directory.tensorboard), purge_step=step + 1
-    )
+    directory.tensorboard.mkdir(exist_ok=True)
+    self._lines = AppendedFile(directory.metrics)
+    self._events = AppendedFile(tensorboard.new_file(directory.tensorboard))
+    self._log = log
+    self._failed = False
+    self._append(b"", tensorboard.session_start(step + 1))
 
   def __exit__(self, *unused: object) -> None:
-    self._file.close()
-    self._tensorboard.close()
+    lacking = self._lines.close()
+    self._events.close()
+    if lacking:
+      self._log(f"WARNING   the last {lacking} bytes of metrics are lost")
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
     """Writes one line: `step` and the values as plain numbers."""
     numbers = {name: float(value) for name, value in values.items()}
-    self._file.write(json.dumps({"step": step, **numbers}) + "\n")
-    self._file.flush()
-    for name, value in numbers.items():
-      self._tensorboard.add_scalar(name, value, step)
+    line = json.dumps({"step": step, **numbers}) + "\n"
+    self._append(line.encode(), tensorboard.scalars(step, numbers))
+
+  def _append(self, line: bytes, event: bytes) -> None:
+    problem: OSError | None = None
+    for file, data in ((self._lines, line), (self._events, event)):
+      try:
+        file.write(data)
+      except OSError as error:
+        problem = error
+    if problem is not None and not self._failed:
+      self._log(
+        f"WARNING   metrics could not be written ({problem}); the run goes on,"
+        " and they are kept until they can be"
+      )
+    self._failed = problem is not None
 
 
 class WandbWriter(MetricsWriter):
@@ -143,12 +161,16 @@ def _drop_lines_after(path: pathlib.Path, step: int) -> None:
     if step and seen <= step:
       kept.append(line + "\n")
   temporary = path.with_suffix(".tmp")
-  temporary.write_text("".join(kept))
+  with naming(temporary):
+    temporary.write_text("".join(kept))
   os.replace(temporary, path)
 
 
 def metrics_writer(
-  directory: RunDirectory, config: RunConfig, step: int
+  directory: RunDirectory,
+  config: RunConfig,
+  step: int,
+  log: Callable[[str], None],
 ) -> MetricsWriter:
   """The writer of this host: one host writes.
 
@@ -156,10 +178,11 @@ def metrics_writer(
     directory: of the run.
     config: of the run.
     step: updates that are completed.
+    log: takes lines for the console.
   """
   if not hosts.is_main_host():
     return MetricsWriter()
-  files = FileMetricsWriter(directory, step)
+  files = FileMetricsWriter(directory, step, log)
   if config.training.wandb_project is None:
     return files
   return SeveralWriters([files, WandbWriter(directory, config)])

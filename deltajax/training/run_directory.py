@@ -111,9 +111,10 @@ class RunDirectory:
         # Some file systems know no locks.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
           raise
-      file.truncate(0)
-      file.write(f"{os.getpid()} of {socket.gethostname()}\n")
-      file.flush()
+      with naming(self.root / LOCK):
+        file.truncate(0)
+        file.write(f"{os.getpid()} of {socket.gethostname()}\n")
+        file.flush()
       yield
 
   @property
@@ -161,12 +162,24 @@ class RunDirectory:
       return
     self.root.mkdir(parents=True, exist_ok=True)
     text = json.dumps(to_dict(config), indent=2) + "\n"
-    self._temporary_config.write_text(text)
+    with naming(self._temporary_config):
+      self._temporary_config.write_text(text)
     os.replace(self._temporary_config, self.config)
 
   @property
   def _temporary_config(self) -> pathlib.Path:
     return self.config.with_suffix(".tmp")
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+  """Adds the path to an OSError of the block that names none: a full disk."""
+  try:
+    yield
+  except OSError as error:
+    if error.filename is None and error.errno is not None:
+      raise OSError(error.errno, error.strerror, str(path)) from None
+    raise
 
 
 def check_same_run(old: RunConfig, new: RunConfig, what: str) -> None:

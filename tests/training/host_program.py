@@ -23,7 +23,8 @@ def main(options):
       index=index,
     )
   different = {k: x[index] for k, x in options.get("different", {}).items()}
-  model = {k: x for k, x in different.items() if k == "dtype"}
+  model = options.get("model", {})
+  model |= {k: x for k, x in different.items() if k == "dtype"}
   training = {k: x for k, x in different.items() if k == "seed"}
   training |= {k: options[k] for k in ("steps",) if k in options}
   config = tiny_config(
