@@ -1,0 +1,50 @@
+"""One run of a comparison, in a process of its own; train.compare starts it.
+
+    python -m train.compare_run WORKDIR < CONFIG.json
+
+It ends when the process that started it does, with a checkpoint.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+from deltajax.comparison import record
+from deltajax.config import from_dict, RunConfig
+from deltajax.training.loop import load_data, train
+from deltajax.training.step import TrainState
+from train.cli import main
+
+
+def command(arguments: list[str]) -> None:
+  """Trains, or resumes, and writes down how it began and ended."""
+  (workdir,) = map(pathlib.Path, arguments)
+  config = from_dict(RunConfig, json.load(sys.stdin))
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+
+  def on_start(state: TrainState) -> None:
+    data = record.describe_data(config, load_data(config))
+    record.write(
+      workdir / record.START, record.describe_start(data, state.params)
+    )
+
+  def log(line: str) -> None:
+    print(line, flush=True)
+
+  result = train(config, workdir, log, on_start)
+  record.write(workdir / record.OUTCOME, record.describe_outcome(result))
+
+
+def _end_with_parent() -> None:
+  parent = os.getppid()
+  while os.getppid() == parent:
+    time.sleep(1)
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+  main(command)
