@@ -12,7 +12,7 @@ comparison.md and figures (docs/comparison.md).
 import pathlib
 import sys
 
-from deltajax.comparison import report, runner
+from deltajax.comparison import figures, report, runner
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import (
   compare,
@@ -56,6 +56,7 @@ def train_and_report(
       died, and are not to be left out.
   """
   runs = comparison.runs(out)
+  figures.check_matplotlib()
   report.check_output(out)
   runner.check_runs(runs)
   if report_only:

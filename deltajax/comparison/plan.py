@@ -13,7 +13,10 @@ from deltajax.routing.validation import check_name, typed_config
 Arm = Mapping[str, Any]
 
 # The same for all arms, or it would not be a comparison.
-_SHARED = ("data", "training.seed", "training.batch_size", "training.steps")
+_SHARED = (
+  *("data", "training.seed", "training.batch_size", "training.steps"),
+  *("training.eval_sequences", "training.log_every"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ def differences_table(result: ComparisonResult) -> str:
     *("arm", "minus", "difference", "t interval", "bootstrap interval"),
     *("signs -/+", "p (t)", "perplexity", "bits per byte"),
   )
-  return table(head, [_pair_row(pair) for pair in pairs])
+  return table(head, [_pair_row(pair) for pair in pairs], text_columns=2)
 
 
 def _pair_row(pair: PairResult) -> list[str]:
@@ -61,7 +61,7 @@ def _pair_row(pair: PairResult) -> list[str]:
     _interval(found.t_interval),
     _interval(found.bootstrap_interval),
     f"{found.below}/{found.above}",
-    "-" if found.p_value is None else f"{found.p_value:.3f}",
+    _p_value(found.p_value),
     f"{pair.perplexity_change:+.2f}%",
     f"{pair.bits_per_byte:+.4f}",
   ]
@@ -121,7 +121,7 @@ def changes_table(result: ComparisonResult) -> str:
     ]
     for arm in result.arms
   ]
-  return table(("arm", "sets"), rows)
+  return table(("arm", "sets"), rows, text_columns=2)
 
 
 def cost_table(result: ComparisonResult) -> str:
@@ -140,9 +140,12 @@ def _cost_row(cost: Cost) -> list[str]:
   ]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A Markdown table, numbers to the right."""
-  lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(
+  head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1
+) -> str:
+  """A Markdown table: columns of text, then numbers."""
+  numbers = len(head) - text_columns
+  lines = [head, ["---"] * text_columns + ["---:"] * numbers, *rows]
   return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -197,6 +200,12 @@ def _environment(values: dict[str, str]) -> str:
     f"{values['devices']} x {values['device']} ({values['machine']},"
     f" {values['cpus']} CPUs), Python {values['python']}, JAX {values['jax']}"
   )
+
+
+def _p_value(value: float | None) -> str:
+  if value is None:
+    return "-"
+  return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def _interval(interval: Interval | None) -> str:
