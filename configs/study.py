@@ -13,7 +13,7 @@ from configs import small
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.study import Study
 
-RATES = (2e-3, 4e-3, 8e-3, 16e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 UNROUTED = ("standard", "embedding_skip")
 ROUTED = (
   *("attnres_block", "attnres_full", "delta", "delta_block"),

@@ -14,7 +14,7 @@ def get_config() -> Study:
   return make_study(
     ("standard", "embedding_skip"),
     ("attnres_block", "delta_block"),
-    (4e-3, 8e-3),
+    (2e-3, 4e-3),
     seeds=(0, 1),
     steps=400,
     eval_every=200,

@@ -15,8 +15,6 @@ import time
 
 from deltajax.comparison import record
 from deltajax.config import from_dict, RunConfig
-from deltajax.training.loop import load_data, train
-from deltajax.training.step import TrainState
 from train.cli import main
 
 
@@ -26,23 +24,13 @@ def command(arguments: list[str]) -> None:
   config = from_dict(RunConfig, json.load(sys.stdin))
   threading.Thread(target=_end_with_parent, daemon=True).start()
 
-  def on_start(state: TrainState) -> None:
-    data = record.describe_data(config, load_data(config))
-    record.write(
-      workdir / record.START, record.describe_start(data, state.params)
-    )
-
-  def log(line: str) -> None:
-    print(line, flush=True)
-
-  result = train(config, workdir, log, on_start)
-  record.write(workdir / record.OUTCOME, record.describe_outcome(result))
+  record.train_recorded(config, workdir, lambda line: print(line, flush=True))
 
 
 def _end_with_parent() -> None:
   parent = os.getppid()
   while os.getppid() == parent:
-    time.sleep(1)
+    time.sleep(0.2)
   os.kill(os.getpid(), signal.SIGTERM)
 
 

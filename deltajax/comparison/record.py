@@ -3,7 +3,7 @@
 `start.json` says what a run began with, `outcome.json` how it ended.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import hashlib
 import itertools
@@ -23,8 +23,8 @@ from deltajax.data.packing import target_mask
 from deltajax.data.pipeline import train_iterator
 from deltajax.models.transformer import is_routing
 from deltajax.training.ahead import abstract_batch, memory_use
-from deltajax.training.loop import RunData, RunResult
-from deltajax.training.step import Trainer
+from deltajax.training.loop import load_data, RunData, RunResult, train
+from deltajax.training.step import Trainer, TrainState
 
 START = "start.json"
 OUTCOME = "outcome.json"
@@ -84,6 +84,30 @@ class Outcome:
   validation: dict[str, float]
   skipped: int
   peak_step_bytes: int
+
+
+def train_recorded(
+  config: RunConfig,
+  workdir: pathlib.Path,
+  log: Callable[[str], None] = print,
+) -> None:
+  """Trains, or resumes, and writes down how the run began and ended.
+
+  Args:
+    config: of the run.
+    workdir: the run's directory.
+    log: takes lines for the console.
+
+  Raises:
+    ConfigError, RunStopped: as `train` does.
+  """
+
+  def on_start(state: TrainState) -> None:
+    data = describe_data(config, load_data(config))
+    write(workdir / START, describe_start(data, state.params))
+
+  result = train(config, workdir, log, on_start)
+  write(workdir / OUTCOME, describe_outcome(result))
 
 
 def describe_data(config: RunConfig, data: RunData) -> DataIdentity:
