@@ -61,7 +61,10 @@ def load_typed(path: str, kind: type[T]) -> T:
   """
   get_config = _get_config(path)
   if inspect.signature(get_config).parameters:
-    raise ConfigError(f"get_config() of {path} is no {kind.__name__}'s.")
+    raise ConfigError(
+      f"get_config() of {path} takes a model to start with, and returns no"
+      f" {kind.__name__}."
+    )
   return _checked(path, get_config(), kind)
 
 
