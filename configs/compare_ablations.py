@@ -6,7 +6,7 @@
 Additive or replacement, deltas or cumulative states, the embedding alone, sizes
 of blocks, initial queries, gates, heads, sizes of keys. All are compared with
 the standard model, and those that change Delta Block with Delta Block, too. 69
-runs of about five minutes each on two idle CPU cores; `--arms` and `--seeds`
+runs of about three minutes each on two idle CPU cores; `--arms` and `--seeds`
 name a part.
 """
 

@@ -50,7 +50,7 @@ def make_study(
   unrouted: tuple[str, ...],
   routed: tuple[str, ...],
   rates: tuple[float, ...],
-  seeds: tuple[int, ...] = (0, 1, 2),
+  seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
   **training: Any,
 ) -> Study:
   """A study of some arms.

@@ -1,4 +1,4 @@
-"""The study in 20 minutes: four arms, two seeds, a quarter of the updates.
+"""The study in 20 minutes: four arms, two seeds, a third of the updates.
 
     python -m train.study configs/study_small.py --out runs/study_small
 
@@ -16,8 +16,8 @@ def get_config() -> Study:
     ("attnres_block", "delta_block"),
     (2e-3, 4e-3),
     seeds=(0, 1),
-    steps=400,
-    eval_every=200,
-    checkpoint_every=200,
+    steps=300,
+    eval_every=150,
+    checkpoint_every=150,
     eval_sequences=512,
   )

@@ -49,11 +49,14 @@ class Options:
   Attributes:
     config: a Python file whose get_config() returns a Study.
     out: directory of the study; the same command goes on with it.
+    seeds: of the comparison, in place of the study's own: fewer, to report on
+      those that are done.
     document: a file that the tables are written into.
   """
 
   config: tyro.conf.Positional[str]
   out: pathlib.Path
+  seeds: tuple[int, ...] = ()
   document: pathlib.Path | None = None
 
 
@@ -61,6 +64,9 @@ def command(arguments: list[str]) -> None:
   """Does what is not done yet, and writes the tables."""
   options = tyro.cli(Options, prog="python -m train.study", args=arguments)
   study = load_typed(options.config, Study)
+  study = dataclasses.replace(
+    study, comparison=study.comparison.narrowed((), options.seeds)
+  )
   if options.document is not None:
     check_document(options.document)
   out = options.out
