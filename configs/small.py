@@ -2,8 +2,9 @@
 
     python -m train.pretrain configs/small.py --workdir runs/small
 
-Byte-level text of the interpreter's own standard library; a Delta Block model
-of 0.5 million parameters, for 1.0 million tokens. About three minutes on two idle CPU cores.
+Byte-level text of the interpreter's own standard library, a million tokens of
+it; a Delta Block model of 0.5 million parameters. About three minutes on two
+idle CPU cores.
 """
 
 from deltajax.config import (

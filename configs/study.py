@@ -24,14 +24,15 @@ ROUTED = (
 DRAWN = ("attnres_block", "delta_block")
 # Beside the standard model, which all are compared with.
 PAIRS = {
-  # Question 1: against AttnRes, with queries that start alike.
+  # Questions 1 to 3.
   "delta_block": (
     *("attnres_block", "embedding_skip", "delta_block_released"),
     "delta_block_closed",
   ),
   "delta_block_drawn": ("attnres_block_drawn", "delta_block"),
   "attnres_block_drawn": ("attnres_block",),
-  # Question 2: against the control without parameters.
+  # Question 3: true block deltas, with and without the open block.
+  "delta_block_closed": ("delta_block_released",),
   "delta": ("attnres_full", "embedding_skip", "delta_block"),
   # Question 4: roles on top of replacement, and on top of addition.
   "rd_attnres": ("attnres_block",),

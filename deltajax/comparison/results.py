@@ -91,10 +91,12 @@ class ArmResult:
   mean_loss: float
   runs: list[RunScore]
 
-  def mean_routing(self, name: str) -> float | None:
-    """A number of `RunScore.routing`, over seeds; None if there is none."""
-    found = [run.routing[name] for run in self.runs if name in run.routing]
-    return statistics.fmean(found) if found else None
+  def mean_routing(self) -> dict[str, float]:
+    """The numbers of `RunScore.routing`, over seeds."""
+    return {
+      name: statistics.fmean(run.routing[name] for run in self.runs)
+      for name in self.runs[0].routing
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,21 +82,8 @@ def tuning_text(study: Study, tuning: TuningResult) -> str:
 
 def sharpness_table(routing: Mapping[str, Any]) -> str:
   """One row for each model of `routing.json` that routes."""
-  head = (
-    *("arm", "largest weight", "uniform", "entropy", "uniform"),
-    *("effective sources", "sources", "Q/K against V, nats"),
-  )
-  names = (
-    *("max_weight", "uniform_weight", "entropy", "uniform_entropy"),
-    *("effective_sources", "sources", "jensen_shannon"),
-  )
-  rows = []
-  for model in routing["models"]:
-    totals = model["analysis"]["totals"]
-    if totals is not None:
-      numbers = [totals[name] for name in names]
-      rows.append([model["name"], *map(tables.number, numbers)])
-  return tables.table(head, rows)
+  totals = [(x["name"], x["analysis"]["totals"]) for x in routing["models"]]
+  return tables.routing_table([row for row in totals if row[1] is not None])
 
 
 def check_document(path: pathlib.Path) -> None:

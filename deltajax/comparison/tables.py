@@ -1,6 +1,6 @@
 """A comparison as Markdown tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import statistics
 from typing import Any
 
@@ -28,12 +28,14 @@ def markdown(result: ComparisonResult) -> str:
     "## Arms",
     arms_table(result),
   ]
-  if any(arm.mean_routing("max_weight") is not None for arm in result.arms):
+  routing = [(arm.name, arm.mean_routing()) for arm in result.arms]
+  routing = [(name, values) for name, values in routing if values]
+  if routing:
     parts += [
       "## Routing",
       "Mean largest weight of a read and its entropy in nats, each beside that"
-      " of a uniform read, at the end of the runs.",
-      routing_table(result),
+      " of a uniform read, at the end of the runs, on the first rows.",
+      routing_table(routing),
     ]
   parts += ["## What the arms change", changes_table(result)]
   return "\n\n".join([*parts, COST_HEADING, cost_text(result)]) + "\n"
@@ -93,8 +95,14 @@ def _arm_row(arm: ArmResult, seeds: Sequence[int]) -> list[str]:
   ]
 
 
-def routing_table(result: ComparisonResult) -> str:
-  """One row for each arm that routes."""
+def routing_table(
+  rows: Sequence[tuple[str, Mapping[str, float | None]]],
+) -> str:
+  """How sharply models route, each number beside that of a uniform read.
+
+  Args:
+    rows: name of a model, and its numbers as in `totals` of an analysis.
+  """
   head = (
     *("arm", "largest weight", "uniform", "entropy", "uniform"),
     *("effective sources", "sources", "Q/K against V, nats"),
@@ -103,12 +111,17 @@ def routing_table(result: ComparisonResult) -> str:
     *("max_weight", "uniform_weight", "entropy", "uniform_entropy"),
     *("effective_sources", "sources", "jensen_shannon"),
   )
-  rows = []
-  for arm in result.arms:
-    numbers = [arm.mean_routing(name) for name in names]
-    if numbers[0] is not None:
-      rows.append([arm.name, *map(number, numbers)])
-  return table(head, rows)
+
+  def shown(x: float | None) -> str:
+    return "-" if x is None else f"{x:.3f}"
+
+  return table(
+    head,
+    [
+      [model, *(shown(values.get(name)) for name in names)]
+      for model, values in rows
+    ],
+  )
 
 
 def changes_table(result: ComparisonResult) -> str:
@@ -188,11 +201,6 @@ def cost_text(result: ComparisonResult) -> str:
 def environment(result: ComparisonResult) -> str:
   """The machine and the versions of the first run."""
   return _environment(result.environments[0])
-
-
-def number(x: float | None) -> str:
-  """A number of a table; a dash where there is none."""
-  return "-" if x is None else f"{x:.3f}"
 
 
 def _environment(values: dict[str, str]) -> str:

@@ -146,8 +146,10 @@ def test_what_is_reported(comparison, trained):
     [2.15 + 1 / step for step in STEPS]
   )
   assert arm.runs[1].validation.steps == [60]
-  assert arm.mean_routing("max_weight") == 0.6
-  assert plain.mean_routing("max_weight") is None
+  assert arm.mean_routing() == pytest.approx(
+    {"max_weight": 0.6, "uniform_weight": 0.3}
+  )
+  assert plain.mean_routing() == {}
   cost = result.costs[1]
   assert cost.relative_speed == pytest.approx(840 / 1040)
   assert (result.memory_of, cost.relative_memory) == ("step", 1.5)
