@@ -22,12 +22,13 @@ def command(arguments: list[str]) -> None:
   """Trains, or resumes, and writes down how it began and ended."""
   (workdir,) = map(pathlib.Path, arguments)
   config = from_dict(RunConfig, json.load(sys.stdin))
-  threading.Thread(target=_end_with_parent, daemon=True).start()
+  threading.Thread(target=end_with_parent, daemon=True).start()
 
   record.train_recorded(config, workdir, lambda line: print(line, flush=True))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+  """Ends this process, as SIGTERM does, once its parent has ended."""
   parent = os.getppid()
   while os.getppid() == parent:
     time.sleep(0.2)

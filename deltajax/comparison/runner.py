@@ -87,7 +87,8 @@ def execute(
 
   Raises:
     ConfigError: if a process finds that its run cannot be trained as it is.
-    PreemptedError: after SIGTERM, once the run at hand is saved.
+    PreemptedError: after SIGTERM, once the process at hand has ended, with a
+      checkpoint if it had begun.
     KeyboardInterrupt: after Ctrl-C.
   """
   failures = []
@@ -95,16 +96,16 @@ def execute(
     if is_finished(run):
       continue
     log(f"run       {number} of {len(runs)}: {run}")
-    exit_code = _train(run, command)
+    exit_code, asked_to_end = _train(run, command)
+    if asked_to_end or exit_code == PREEMPTED:
+      raise PreemptedError(
+        f"this process was asked to end (SIGTERM), during {run}. The same"
+        " command goes on from there."
+      )
     if exit_code == 0 and is_finished(run):
       log(f"          validation loss {_final_loss(run):.4f}")
       continue
     paths = _Paths(run)
-    if exit_code == PREEMPTED:
-      raise PreemptedError(
-        f"this process was asked to end (SIGTERM); {run} is saved. The same"
-        " command goes on from there."
-      )
     if exit_code in (INTERRUPTED, -signal.SIGINT):
       raise KeyboardInterrupt
     if exit_code == USAGE_ERROR:
@@ -146,8 +147,12 @@ class _Paths:
     return out / "logs" / self.run.arm
 
 
-def _train(run: PlannedRun, command: Sequence[str]) -> int:
-  """Trains one run; returns the exit code of its process."""
+def _train(run: PlannedRun, command: Sequence[str]) -> tuple[int, bool]:
+  """Trains one run.
+
+  Returns:
+    The exit code of its process, and whether this one was asked to end.
+  """
   paths = _Paths(run)
   paths.log.parent.mkdir(parents=True, exist_ok=True)
   paths.exit_code.unlink(missing_ok=True)
@@ -164,7 +169,7 @@ def _train(run: PlannedRun, command: Sequence[str]) -> int:
       env=environment | os.environ,
       text=True,
     )
-    with _passing_on_termination(process):
+    with _passing_on_termination(process) as asked_to_end:
       try:
         process.communicate(json.dumps(to_dict(run.config)))
       except KeyboardInterrupt:  # the process has it, too
@@ -173,19 +178,22 @@ def _train(run: PlannedRun, command: Sequence[str]) -> int:
       finally:
         with paths.seconds.open("a") as seconds:
           seconds.write(f"{time.monotonic() - begin:.1f}\n")
-  return process.returncode
+  return process.returncode, bool(asked_to_end)
 
 
 @contextlib.contextmanager
-def _passing_on_termination(process: subprocess.Popen) -> Iterator[None]:
-  """SIGTERM goes to the process, whose exit code then tells."""
+def _passing_on_termination(process: subprocess.Popen) -> Iterator[list[int]]:
+  """SIGTERM goes to the process, and into the list that is given."""
+  received: list[int] = []
 
-  def pass_on(*unused: Any) -> None:
+  def pass_on(number: int, frame: Any) -> None:
+    del frame
+    received.append(number)
     process.terminate()
 
   before = signal.signal(signal.SIGTERM, pass_on)
   try:
-    yield
+    yield received
   finally:
     signal.signal(signal.SIGTERM, before)
 

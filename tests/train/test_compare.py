@@ -106,7 +106,7 @@ def test_interrupted_and_resumed(config, whole, tmp_path):
   process.send_signal(signal.SIGTERM)
   _, errors = process.communicate()
   assert process.returncode == 75, errors
-  assert "parent seed 0 is saved" in errors
+  assert "asked to end (SIGTERM), during parent seed 0" in errors
   assert not (tmp_path / "out/comparison.json").exists()
   done = run(*arguments)
   assert done.returncode == 0, done.stderr
