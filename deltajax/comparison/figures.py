@@ -27,10 +27,12 @@ _GREY = "#999999"
 
 
 def draw(result: ComparisonResult) -> dict[str, bytes]:
-  """PNG by name of the file."""
+  """PNG by name of the file; without pairs there are no differences."""
   import matplotlib
 
-  painters = {DIFFERENCES: _differences, LOSSES: _losses, CURVES: _curves}
+  painters = {LOSSES: _losses, CURVES: _curves}
+  if result.pairs:
+    painters[DIFFERENCES] = _differences
   drawn = {}
   with matplotlib.rc_context(STYLE):
     for name, painter in painters.items():
@@ -44,13 +46,10 @@ def draw(result: ComparisonResult) -> dict[str, bytes]:
 def _differences(result: ComparisonResult) -> Any:
   """Each pair's differences, their mean and its intervals.
 
-  One panel for each thing that is compared with, those with most pairs first.
+  One panel for pairs with the baseline, one for all others.
   """
-  panels: dict[str, list[PairResult]] = {}
-  for pair in result.pairs:
-    panels.setdefault(pair.baseline, []).append(pair)
-  main = panels.pop(result.baseline, [])
-  others = [pair for pairs in panels.values() for pair in pairs]
+  main = [x for x in result.pairs if x.baseline == result.baseline]
+  others = [x for x in result.pairs if x.baseline != result.baseline]
   shown = [x for x in (main, others) if x]
   heights = [len(pairs) + 1.2 for pairs in shown]
   figure = new_figure(9.0, 0.26 * sum(heights) + 1.3)

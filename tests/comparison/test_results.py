@@ -188,6 +188,14 @@ def test_one_seed_has_no_intervals(comparison, copy):
   assert "| - |" in (copy / report.MARKDOWN_NAME).read_text()
 
 
+def test_one_arm_has_no_pairs(comparison, copy):
+  part = comparison.narrowed(["rd_tied"], [])
+  result = result_of(part, copy)
+  assert (result.baseline, result.pairs) == ("rd_tied", [])
+  report.write_report(copy, part, result)
+  assert not (copy / "figures/differences.png").exists()
+
+
 def spoil(path, change):
   values = json.loads(path.read_text())
   change(values)
