@@ -1,6 +1,6 @@
 """What a comparison asks for: arms, seeds, pairs, and the runs they make."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import pathlib
 import re
@@ -189,15 +189,6 @@ def override(config: Any, overrides: Mapping[str, Any]) -> Any:
   for name, inner in nested.items():
     values[name] = override(values.get(name, getattr(config, name)), inner)
   return dataclasses.replace(config, **values)
-
-
-def flat_values(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-  """Dotted names and values of nested dictionaries."""
-  for name, value in values.items():
-    if isinstance(value, dict):
-      yield from ((f"{name}.{x}", y) for x, y in flat_values(value))
-    else:
-      yield name, value
 
 
 def _check_arm(name: str, overrides: Arm, base: RunConfig) -> None:

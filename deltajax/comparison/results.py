@@ -11,6 +11,8 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
+
 from deltajax.comparison.plan import Arm, Comparison, Pair, PlannedRun
 from deltajax.comparison.record import (
   Outcome,
@@ -265,7 +267,12 @@ def check_comparable(runs: Sequence[FinishedRun]) -> None:
   """
   for run in runs[1:]:
     _check_same_data(runs[0], run, ("train", "validation"))
-  for _, same_seed in _by_seed(runs).items():
+    if _logged_steps(run) != _logged_steps(runs[0]):
+      raise ConfigError(
+        f"{run.planned} logged its loss after other updates than"
+        f" {runs[0].planned}; train both with the same training.log_every."
+      )
+  for same_seed in _by_seed(runs).values():
     for run in same_seed[1:]:
       _check_same_data(same_seed[0], run, ("order",))
     for first, second in itertools.combinations(same_seed, 2):
@@ -348,15 +355,15 @@ def _check_same_data(
   first: FinishedRun, second: FinishedRun, fields: Sequence[str]
 ) -> None:
   what = {
-    "train": "training rows",
-    "validation": "validation batches",
-    "order": "training rows in another order",
+    "train": "other training rows",
+    "validation": "other validation batches",
+    "order": "its training rows in another order",
   }
   for field in fields:
     one, other = (getattr(x.start.data, field) for x in (first, second))
     if one != other:
       raise ConfigError(
-        f"{second.planned} read other {what[field]} than {first.planned}"
+        f"{second.planned} read {what[field]} than {first.planned}"
         f" (digest {other[:12]}, not {one[:12]}); losses on unequal data cannot"
         " be compared. Train both with the same data, batch size and Python."
       )
@@ -373,6 +380,10 @@ def _same_shape(first: Start, second: Start) -> list[str]:
     for name in first.shared
     if name in second.shared and form(first, name) == form(second, name)
   ]
+
+
+def _logged_steps(run: FinishedRun) -> list[int]:
+  return run.logged("train/loss").steps
 
 
 def _by_seed(runs: Sequence[FinishedRun]) -> dict[int, list[FinishedRun]]:
@@ -403,12 +414,19 @@ def _score(run: FinishedRun) -> RunScore:
 
 
 def _binned(curve: Curve) -> Curve:
-  """Means of neighbours, at the last step of each bin."""
+  """Means of neighbours, at the last step of each bin.
+
+  Losses that are not finite, of updates that were skipped, are taken from their
+  neighbours.
+  """
+  values = np.asarray(curve.values)
+  good = np.isfinite(values)
+  values = np.interp(curve.steps, np.asarray(curve.steps)[good], values[good])
   size = -(-len(curve.steps) // _BINS) or 1
   starts = range(0, len(curve.steps), size)
   return Curve(
     [curve.steps[i : i + size][-1] for i in starts],
-    [statistics.fmean(curve.values[i : i + size]) for i in starts],
+    [float(values[i : i + size].mean()) for i in starts],
   )
 
 
