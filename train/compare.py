@@ -13,12 +13,10 @@ import pathlib
 import sys
 
 from deltajax.comparison import figures, report, runner
+from deltajax.comparison.compare import compare
+from deltajax.comparison.finished import finished_runs
 from deltajax.comparison.plan import Comparison
-from deltajax.comparison.results import (
-  compare,
-  ComparisonResult,
-  finished_runs,
-)
+from deltajax.comparison.results import ComparisonResult
 from deltajax.training.loop import load_data
 from train.cli import main, parse_compare
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 import statistics
 from typing import Any
 
+from deltajax.comparison.paired import Interval
 from deltajax.comparison.results import (
   ArmResult,
   ComparisonResult,
   Cost,
   PairResult,
 )
-from deltajax.comparison.statistics import Interval
 
 COST_HEADING = "## Cost"
 

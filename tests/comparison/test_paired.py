@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deltajax.comparison.statistics import (
+from deltajax.comparison.paired import (
   bootstrap_interval,
   paired_statistics,
   sign_test,

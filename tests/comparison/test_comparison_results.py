@@ -9,9 +9,10 @@ import pytest
 
 from configs import small
 from deltajax.comparison import record, report, runner, tables
+from deltajax.comparison.compare import compare
+from deltajax.comparison.finished import finished_runs
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.record import OUTCOME, START
-from deltajax.comparison.results import compare, finished_runs
 from deltajax.config import ConfigError
 from deltajax.training.run_directory import RunDirectory
 from deltajax.training.stopping import RunStopped

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from deltajax.comparison import results
-from deltajax.comparison.statistics import PairedStatistics
+from deltajax.comparison.paired import PairedStatistics
 from tests.helpers import documented_fields
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "comparison.md"
