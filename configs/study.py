@@ -3,8 +3,8 @@
     python -m train.study configs/study.py --out runs/study
 
 Two learning rates are tuned first, one for models without learned reads and one
-for models with them; docs/study.md says what came out. 68 runs: about four hours
-on two idle CPU cores, estimated from the time of single steps.
+for models with them; docs/study.md says what came out. 68 runs, about four
+hours on two idle CPU cores, estimated from the time of single steps.
 """
 
 import dataclasses
