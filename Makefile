@@ -6,8 +6,8 @@ WORKERS ?= 2
 WORKDIR ?= runs/quickstart
 RUN = $(VENV)/bin/python
 
-.PHONY: setup quickstart test smoke test-reference smollm2 test-pretrained \
-  compile-recipes lint format clean
+.PHONY: setup quickstart study study-small test smoke test-reference smollm2 \
+  test-pretrained compile-recipes lint format clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,15 @@ endif
 
 quickstart: setup
 	$(RUN) -m train.pretrain configs/quickstart.py --workdir $(WORKDIR)
+
+# docs/study.md: hours; an interrupted study goes on with the same command. To
+# write the tables into a document: make study STUDY_OPTIONS="--document FILE"
+study: setup
+	$(RUN) -m train.study configs/study.py --out runs/study $(STUDY_OPTIONS)
+
+study-small: setup
+	$(RUN) -m train.study configs/study_small.py --out runs/study_small \
+	  $(STUDY_OPTIONS)
 
 test: setup $(VENV)/.tpu
 	PYTHONPATH=$(LIBTPU) $(RUN) -m pytest -n $(WORKERS) --dist worksteal

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import subprocess
@@ -55,6 +56,22 @@ def run_program(file, *arguments):
     *arguments: of the command line.
   """
   return _run_python(file, *arguments, env={"PYTHONPATH": str(ROOT)})
+
+
+def documented_fields(docs: pathlib.Path, file: str, of: str) -> list[str]:
+  """Fields in a table of a schema.
+
+  Args:
+    docs: describes a file in a section named after it.
+    file: its name.
+    of: words, after which the table comes.
+  """
+  text = docs.read_text()
+  text = text[text.index(f"## {file}") :]
+  lines = text[text.index(of) :].splitlines()
+  start = next(i for i, line in enumerate(lines) if line.startswith("| field"))
+  rows = itertools.takewhile(lambda x: x.startswith("| `"), lines[start + 2 :])
+  return [row.split("`")[1] for row in rows]
 
 
 def _run_python(*arguments, env=None):

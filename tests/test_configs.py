@@ -7,15 +7,22 @@ import jax
 import pytest
 
 from deltajax.checkpoints.names import parameter_shapes
+from deltajax.comparison.plan import Comparison
+from deltajax.comparison.study import Study
 from deltajax.training.load import ModelDirectory
-from train.cli import load_config
+from train.cli import load_config, load_typed
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = {path.name for path in (ROOT / "configs").glob("*.py")}
 FINETUNE = {name for name in FILES if name.startswith("finetune_")}
+COMPARISONS = {name for name in FILES if name.startswith("compare_")}
+STUDIES = {name for name in FILES if name.startswith("study")}
+RUNS = FILES - FINETUNE - COMPARISONS - STUDIES
+# Made for any machine.
+LOCAL = {"quickstart.py", "small.py"}
 
 
-@pytest.mark.parametrize("name", sorted(FILES - FINETUNE))
+@pytest.mark.parametrize("name", sorted(RUNS))
 def test_config_file(name):
   config = load_config(str(ROOT / "configs" / name))
   assert jax.tree.leaves(parameter_shapes(config.model))
@@ -32,7 +39,30 @@ def test_recipe_for_any_model(name):
   assert f"python -m train.finetune configs/{name}" in text
 
 
-@pytest.mark.parametrize("name", sorted(FILES - FINETUNE - {"quickstart.py"}))
+@pytest.mark.parametrize("name", sorted(COMPARISONS))
+def test_comparison(name):
+  comparison = load_typed(str(ROOT / "configs" / name), Comparison)
+  assert comparison.base == load_config(str(ROOT / "configs/small.py"))
+  assert len(comparison.seeds) >= 3
+  text = (ROOT / "configs" / name).read_text()
+  assert f"python -m train.compare configs/{name}" in text
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_study(name):
+  study = load_typed(str(ROOT / "configs" / name), Study)
+  first = {arm: next(iter(study.candidates)) for arm in study.groups}
+  tuned = study.tuned(first)
+  # Every arm has a schedule that was tuned, and nothing else was changed.
+  groups = {member: arm for arm, x in study.groups.items() for member in x}
+  for arm, overrides in tuned.arms.items():
+    schedule = study.candidates[first[groups[arm]]]
+    assert overrides == study.comparison.arms[arm] | schedule
+  text = (ROOT / "configs" / name).read_text()
+  assert f"python -m train.study configs/{name}" in text
+
+
+@pytest.mark.parametrize("name", sorted(RUNS - LOCAL))
 def test_recipes_say_how_to_compile_them(name):
   text = (ROOT / "configs" / name).read_text()
   text = re.sub(r"[\s\\]+", " ", text)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from deltajax.comparison.plan import Comparison
 from deltajax.config import ConfigError, RunConfig
 from deltajax.routing.validation import check_name, unknown_name
 from deltajax.training.load import find_model, StoredModel
@@ -36,6 +37,38 @@ def load_config(path: str, base: StoredModel | None = None) -> RunConfig:
   Raises:
     ConfigError: if there is no such file, or it defines no such function.
   """
+  get_config = _get_config(path)
+  takes_base = bool(inspect.signature(get_config).parameters)
+  if takes_base and base is None:
+    raise ConfigError(
+      f"get_config() of {path} takes a model to start with: it is for python -m"
+      " train.finetune."
+    )
+  if base is not None and not takes_base:
+    raise ConfigError(
+      f"get_config() of {path} takes no model to start with; fine-tuning needs"
+      " one like that of configs/finetune_smollm2.py."
+    )
+  config = get_config(base) if takes_base else get_config()
+  return _checked(path, config, RunConfig)
+
+
+def load_typed(path: str, kind: type[T]) -> T:
+  """Calls `get_config` of a Python file that returns this type.
+
+  Raises:
+    ConfigError: if there is no such file, or it returns anything else.
+  """
+  get_config = _get_config(path)
+  if inspect.signature(get_config).parameters:
+    raise ConfigError(
+      f"get_config() of {path} takes a model to start with, and returns no"
+      f" {kind.__name__}."
+    )
+  return _checked(path, get_config(), kind)
+
+
+def _get_config(path: str) -> Callable[..., Any]:
   file = pathlib.Path(path)
   if not file.is_file() or file.suffix != ".py":
     raise ConfigError(
@@ -48,21 +81,15 @@ def load_config(path: str, base: StoredModel | None = None) -> RunConfig:
   spec.loader.exec_module(module)
   if not hasattr(module, "get_config"):
     raise ConfigError(f"{path} defines no get_config().")
-  takes_base = bool(inspect.signature(module.get_config).parameters)
-  if takes_base and base is None:
+  get_config: Callable[..., Any] = module.get_config
+  return get_config
+
+
+def _checked(path: str, config: Any, kind: type[T]) -> T:
+  if not isinstance(config, kind):
     raise ConfigError(
-      f"get_config() of {path} takes a model to start with: it is for python -m"
-      " train.finetune."
-    )
-  if base is not None and not takes_base:
-    raise ConfigError(
-      f"get_config() of {path} takes no model to start with; fine-tuning needs"
-      " one like that of configs/finetune_smollm2.py."
-    )
-  config = module.get_config(base) if takes_base else module.get_config()
-  if not isinstance(config, RunConfig):
-    raise ConfigError(
-      f"get_config() of {path} returns {type(config).__name__}, not RunConfig."
+      f"get_config() of {path} returns {type(config).__name__}, not"
+      f" {kind.__name__}."
     )
   return config
 
@@ -78,6 +105,28 @@ class Run:
 
   config: Annotated[RunConfig, tyro.conf.arg(name="")]
   workdir: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareRun:
+  """A comparison and what to do with it.
+
+  Attributes:
+    config: that all arms share; every field is an option, for example
+      --training.steps.
+    out: directory of the comparison; the same command goes on with it.
+    arms: which; none: all.
+    seeds: in place of the comparison's own.
+    report_only: train nothing, and report on runs that are done.
+    exclude_failed: leave runs that died out of the report.
+  """
+
+  config: Annotated[RunConfig, tyro.conf.arg(name="")]
+  out: pathlib.Path
+  arms: tuple[str, ...] = ()
+  seeds: tuple[int, ...] = ()
+  report_only: bool = False
+  exclude_failed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +181,29 @@ def parse_finetune(command: str, arguments: Sequence[str]) -> Run:
   config = dataclasses.replace(config, init_from=init_from)
   default = Run(config, pathlib.Path("runs") / pathlib.Path(path).stem)
   return _parse_over(default, f"{command} {path}", rest)
+
+
+def parse_compare(
+  command: str, arguments: Sequence[str]
+) -> tuple[Comparison, CompareRun]:
+  """Parses `CONFIG --out DIR [--arms A B] [--seeds 0 1] [--field value ...]`.
+
+  Args:
+    command: how the command is started, for its help.
+    arguments: of the command line.
+
+  Returns:
+    The comparison, with what was asked of it, and the options.
+  """
+  usage = f"{command} CONFIG --out DIR [--seeds 0 1] [--training.steps N ...]"
+  path, rest = _config_first(usage, arguments)
+  comparison = load_typed(path, Comparison)
+  default = CompareRun(
+    comparison.base, pathlib.Path("runs") / pathlib.Path(path).stem
+  )
+  options = _parse_over(default, f"{command} {path}", rest)
+  comparison = dataclasses.replace(comparison, base=options.config)
+  return comparison.narrowed(options.arms, options.seeds), options
 
 
 def parse_ahead(command: str, arguments: Sequence[str]) -> AheadRun:

@@ -132,6 +132,7 @@ def train(
   config: RunConfig,
   workdir: pathlib.Path,
   log: Callable[[str], None] = print,
+  on_start: Callable[[TrainState], None] | None = None,
 ) -> RunResult:
   """Trains, or resumes, the run that a config describes.
 
@@ -139,6 +140,8 @@ def train(
     config: of the run.
     workdir: the run's directory; a new one, or its own.
     log: takes lines for the console.
+    on_start: is given the state before the first update, by a run that does not
+      go on from a checkpoint.
 
   Raises:
     ConfigError: for options, data or a directory that do not fit, before
@@ -210,6 +213,8 @@ def train(
       state = trainer.compiled_start(given.load(abstract_state.params).params)
     else:
       state = trainer.compiled_init()
+    if restored is None and on_start is not None:
+      on_start(state)
     last_step = training.stop_after or training.steps
     if step >= last_step:
       log(f"nothing to do: {step} updates are done, and {last_step} are asked")

@@ -16,7 +16,7 @@ from deltajax.analysis import curves, figures, maps, report, results
 from deltajax.analysis.style import Scales
 from deltajax.config import ConfigError, to_dict
 from tests.analysis.test_observe import packed_batch, run
-from tests.helpers import random_params, tiny_config
+from tests.helpers import documented_fields, random_params, tiny_config
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "analysis.md"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -108,17 +108,7 @@ def test_the_report_holds_everything_and_refers_to_nothing(written, drawings):
 
 
 def documented(of):
-  """Fields in the table of docs/analysis.md that comes after some words."""
-  text = DOCS.read_text()
-  text = text[text.index("## routing.json") :]
-  lines = text[text.index(of) :].splitlines()
-  start = next(i for i, line in enumerate(lines) if line.startswith("| field"))
-  names = []
-  for line in lines[start + 2 :]:
-    if not line.startswith("| `"):
-      break
-    names.append(line.split("`")[1])
-  return names
+  return documented_fields(DOCS, "routing.json", of)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Variants compared in pairs: same data, seeds and initial parameters."""

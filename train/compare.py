@@ -1,0 +1,75 @@
+"""Trains arms of a comparison with the same seeds, and compares them in pairs.
+
+    python -m train.compare configs/compare_rd.py --out runs/compare_rd
+    python -m train.compare configs/compare_rd.py --out runs/compare_rd \\
+        --arms attnres_block rd_attnres --seeds 0 1 --training.steps 200
+
+Each arm and seed is a run of its own, in a process of its own; the same command
+goes on where it was interrupted. The output directory gets comparison.json,
+comparison.md and figures (docs/comparison.md).
+"""
+
+import pathlib
+import sys
+
+from deltajax.comparison import figures, report, runner
+from deltajax.comparison.compare import compare
+from deltajax.comparison.finished import finished_runs
+from deltajax.comparison.plan import Comparison
+from deltajax.comparison.results import ComparisonResult
+from deltajax.training.loop import load_data
+from train.cli import main, parse_compare
+
+RUN = (sys.executable, "-m", "train.compare_run")
+
+
+def command(arguments: list[str]) -> None:
+  """Trains what is not trained, then reports."""
+  comparison, options = parse_compare("python -m train.compare", arguments)
+  train_and_report(
+    comparison,
+    options.out,
+    report_only=options.report_only,
+    exclude_failed=options.exclude_failed,
+  )
+
+
+def train_and_report(
+  comparison: Comparison,
+  out: pathlib.Path,
+  *,
+  report_only: bool = False,
+  exclude_failed: bool = False,
+) -> ComparisonResult:
+  """Trains what is not trained, writes the report and returns what it says.
+
+  Args:
+    comparison: what to train.
+    out: where runs and report lie.
+    report_only: train nothing.
+    exclude_failed: leave runs that died out of the report.
+
+  Raises:
+    ConfigError: for data, directories or runs that cannot be used; or if runs
+      died, and are not to be left out.
+  """
+  runs = comparison.runs(out)
+  figures.check_matplotlib()
+  report.check_output(out)
+  runner.check_runs(runs)
+  if report_only:
+    failures = [x for x in map(runner.find_failure, runs) if x is not None]
+  else:
+    load_data(comparison.base)
+    failures = runner.execute(runs, RUN)
+  finished = finished_runs(runs, failures, exclude_failed=exclude_failed)
+  result = compare(comparison, finished, failures)
+  report.write_report(out, comparison, result)
+  print(report.summary(result))
+  print(f"report    {out / report.MARKDOWN_NAME}")
+  print(f"numbers   {out / report.JSON_NAME}")
+  return result
+
+
+if __name__ == "__main__":
+  main(command)
