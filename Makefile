@@ -7,7 +7,7 @@ WORKDIR ?= runs/quickstart
 RUN = $(VENV)/bin/python
 
 .PHONY: setup quickstart study study-small test smoke test-reference smollm2 \
-  test-pretrained compile-recipes lint format clean
+  test-pretrained compile-recipes docs lint format clean
 
 setup: $(VENV)/.installed
 
@@ -87,6 +87,12 @@ compile-recipes: setup $(VENV)/.tpu
 	  PYTHONPATH=$(LIBTPU) JAX_PLATFORMS=cpu $(RUN) $$arguments </dev/null \
 	    || exit 1; \
 	done
+
+# The site, in build/docs; it needs no network to build or to read.
+DOCS_VENV ?= .venv-docs
+docs:
+	@$(MAKE) --no-print-directory setup VENV=$(DOCS_VENV) EXTRAS=docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
 lint: setup
 	$(RUN) -m ruff format --check

@@ -1,20 +1,25 @@
 """Hooks of MkDocs: files of the repository's root as pages of the site.
 
-On other sites pages link to `../CONTRIBUTING.md`; here it lies beside them.
+In the repository pages link to `../CONTRIBUTING.md`; here it lies beside them.
 """
 
 import pathlib
+import re
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+FETCHED = re.compile(r'<(?:script|link|img|iframe)[^>]*"(https?://[^"]*)"')
 
 
 def on_files(files, config):
   """Adds the pages."""
   for source, page in PAGES.items():
     text = (ROOT / source).read_text().replace("](docs/", "](")
+    for other, name in PAGES.items():
+      text = text.replace(f"]({other}", f"]({name}")
     files.append(File.generated(config, page, content=text))
   return files
 
@@ -25,3 +30,11 @@ def on_page_markdown(markdown, page, config, files):
   for source, name in PAGES.items():
     markdown = markdown.replace(f"](../{up}{source}", f"]({up}{name}")
   return markdown
+
+
+def on_post_page(output, page, config):
+  """Refuses what a reader would have to fetch from elsewhere."""
+  found = FETCHED.findall(output)
+  if found:
+    raise PluginError(f"{page.file.src_uri} would fetch {found}")
+  return output

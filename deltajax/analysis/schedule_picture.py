@@ -17,7 +17,7 @@ from deltajax.routing.variants import Roles, RoutingConfig, Variant
 # their order, and grey for a read that learns none.
 _QUERIES, _NO_QUERY = ("#0072B2", "#E69F00"), "#999999"
 _STREAM, _INK, _FAINT = "#333333", "#222222", "#dddddd"
-_CELL, _LEFT, _TOP, _SIGN = 24, 132, 78, 190
+_CELL, _LEFT, _TOP, _SIGN = 22, 124, 78, 180
 _FONT = "font-family='Helvetica, Arial, sans-serif'"
 STREAM_COLUMN = "p"
 
@@ -102,7 +102,7 @@ def schedule_picture(routing: RoutingConfig, num_layers: int) -> str:
   """
   rows = picture_rows(routing, num_layers)
   columns = _columns(rows, build_schedule(routing, num_layers))
-  width = max(_LEFT + _CELL * len(columns) + 12, 420)
+  width = max(_LEFT + _CELL * len(columns) + 12, 380)
   signs = list(_signs(rows, routing.row))
   per_line = width // _SIGN
   bottom = _TOP + _CELL * len(rows)
