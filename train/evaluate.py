@@ -207,13 +207,16 @@ def _open_text(options: Options, subject: Subject, name: str | None) -> Text:
       "a model directory names no data set; give --data, the directory of a"
       " data set, files of text as paths with a '/', or one of deltajax's own."
     )
+  length = own_length(name) if name else None
+  if length is None and subject.run is None:
+    length = options.context
   config = common_data(
     [subject],
     {
       "dataset": name,
       "data_dir": options.data_dir,
       "tokenizer": options.tokenizer,
-      "sequence_length": own_length(name) if name else None,
+      "sequence_length": length,
     },
   )
   coverage: Rows | Strides

@@ -37,7 +37,7 @@ def describe(
       "source": " ".join(str(subject.stored).split()),
       "config": to_dict(subject.config),
       "config_digest": config_digest(subject.config),
-      "parameters": count_parameters(params),
+      "parameters": dataclasses.asdict(count_parameters(params)),
       "parameters_digest": parameters_digest(params),
       "dtype": dtype,
     },

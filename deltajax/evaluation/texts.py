@@ -188,10 +188,16 @@ class TextFiles(Text):
 
   def _documents(self) -> Iterator[np.ndarray]:
     ends = np.array([self.tokenizer.bos_id, self.tokenizer.eos_id], np.int32)
+    empty = True
     for part in self.parts:
       for text in read_documents(part, Reading(), Tally()):
         ids = self.tokenizer.encode(text)
+        empty = empty and not len(ids)
         yield np.concatenate([ends[:1], ids, ends[1:]])
+    if empty:
+      raise ConfigError(
+        f"there is no text in {' '.join(self.config.datasets)}."
+      )
 
 
 def _score_strides(

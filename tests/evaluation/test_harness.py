@@ -120,13 +120,19 @@ def test_requests_that_share_a_row_are_computed_once(model):
     return score(params, tokens, places, targets)
 
   lm._scorer.some = some
-  endings = (" a", " b", " c", " d", " e", " then softmax")
+
+  tokenizer = get_tokenizer(f"{DATA}/model")
+  endings = [
+    text
+    for text in (tokenizer.decode([i]) for i in range(2, 300))
+    if text[0] == " " and len(text) > 1 and len(tokenizer.encode(text)) == 1
+  ][:5]
   choices = [Request("then", x) for x in endings]
   found = lm.loglikelihood(choices)
-  assert [shape for shape, _ in shapes] == [(4, 16)]
-  assert len(found) == len(endings)
-  # Fewer tokens of fewer requests: nothing new is compiled.
-  lm.loglikelihood(choices[1:])
+  assert len({score for score, _ in found}) == 5
+  assert shapes == [((1, 16), 8)]
+  # One less, of a longer text: nothing new is compiled.
+  lm.loglikelihood([Request("then again, then", x) for x in endings[1:]] * 2)
   assert shapes[1] == shapes[0]
 
 
