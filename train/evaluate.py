@@ -20,7 +20,7 @@ import tyro
 from deltajax.config import ConfigError, DataConfig
 from deltajax.data.tokenizers import get_tokenizer
 from deltajax.evaluation import results
-from deltajax.evaluation.scoring import any_shape, Scorer
+from deltajax.evaluation.scoring import Scorer
 from deltajax.evaluation.tasks import load_tasks, run_tasks, Tasks
 from deltajax.evaluation.texts import (
   open_text,
@@ -282,14 +282,10 @@ def score_texts(plan: Plan, params: Any) -> list[dict[str, Any]]:
   """Evaluates on texts, and prints each result as it comes."""
   found = []
   for text, trainer in zip(plan.texts, plan.trainers, strict=True):
-    model = trainer.config.model
-    if text.unit != "row":
-      model = any_shape(model)
     print(f"data      {text}")
+    scorer = Scorer(trainer.config.model, trainer.sharding)
     begin = time.perf_counter()
-    quality = text.score(
-      Scorer(model, trainer.sharding), params, plan.batch_size
-    )
+    quality = text.score(scorer, params, plan.batch_size)
     seconds = time.perf_counter() - begin
     print("\n".join(results.quality_lines(text, quality)))
     found.append(results.text_values(text, quality, seconds))

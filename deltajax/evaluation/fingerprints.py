@@ -16,7 +16,7 @@ from deltajax.config import ModelConfig, to_dict
 from deltajax.data.storage import digest
 from deltajax.training.load import NOT_THE_MODEL
 
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "lm_eval")
 
 
 def parameters_digest(params: Any) -> str:
@@ -48,9 +48,16 @@ def code_fingerprint() -> dict[str, Any]:
     "commit": _git("rev-parse", "HEAD"),
     "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
     "python": platform.python_version(),
-    **{name: importlib.metadata.version(name) for name in _PACKAGES},
+    **{name: _version(name) for name in _PACKAGES},
     "devices": f"{len(devices)} x {devices[0].device_kind}",
   }
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
 
 
 def _git(*arguments: str) -> str | None:

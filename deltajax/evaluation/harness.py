@@ -25,7 +25,7 @@ import numpy as np
 from deltajax.config import ConfigError, ModelConfig
 from deltajax.data.continuation import Continuation, continue_texts
 from deltajax.data.tokenizers import Tokenizer
-from deltajax.evaluation.scoring import any_shape, one_late, Scorer
+from deltajax.evaluation.scoring import one_late, Scorer
 from deltajax.evaluation.windows import windows
 from deltajax.models.generation import bucket, Generator
 from deltajax.models.sampling import Sampling
@@ -74,7 +74,7 @@ class HarnessLM(TemplateLM):
       seed: of what is drawn, where a task samples.
     """
     super().__init__()
-    self._scorer = Scorer(any_shape(config), sharding)
+    self._scorer = Scorer(config, sharding)
     self._params = params
     self._encoder = tokenizer
     self._context = context

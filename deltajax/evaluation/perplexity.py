@@ -11,7 +11,7 @@ import numpy as np
 
 from deltajax.data.packing import target_mask
 from deltajax.evaluation.estimates import Quality, UnitSums
-from deltajax.evaluation.scoring import any_shape, one_late, Scorer
+from deltajax.evaluation.scoring import one_late, Scorer
 from deltajax.evaluation.windows import check_windows, window_batches
 from deltajax.models.transformer import TransformerLM
 from deltajax.routing.validation import ConfigError
@@ -55,7 +55,7 @@ def evaluate(
     given_V = np.asarray(bytes_per_token)[:size]
     bytes_V[: len(given_V)] = given_V
   return score_documents(
-    Scorer(any_shape(model.config)),
+    Scorer(model.config),
     params,
     _checked(documents, size),
     bytes_V,

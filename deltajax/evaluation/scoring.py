@@ -23,6 +23,8 @@ class Scorer:
   """The programs that score tokens, built once; each shape compiles once.
 
   All hosts of a mesh must make the same calls, and get the same results.
+  Implementations are chosen for each shape: one that a config names serves the
+  shapes of its run, on the devices of that.
 
   Attributes:
     config: of the model.
@@ -31,9 +33,11 @@ class Scorer:
 
   def __init__(self, config: ModelConfig, sharding: Sharding | None = None):
     """Takes a model; parameters come with every call."""
-    self.config = config
+    self.config = dataclasses.replace(
+      config, attention=None, depth_attention=None
+    )
     self.sharding = sharding
-    self._model = TransformerLM(config)
+    self._model = TransformerLM(self.config)
     # Whole on every device, so that every host can read it.
     whole = None
     if sharding is not None:
@@ -111,14 +115,6 @@ class Scorer:
     return self._model.apply(
       {"params": params}, tokens_BxT, **inputs, method="hidden"
     )
-
-
-def any_shape(config: ModelConfig) -> ModelConfig:
-  """The config with implementations that are chosen for each shape.
-
-  One that is named serves the shapes of a run, and raises for others.
-  """
-  return dataclasses.replace(config, attention=None, depth_attention=None)
 
 
 def one_late(scored: Iterator[Any]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from deltajax.data.split_plan import Fractions
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.load import find_model
 from tests.evaluation.test_harness import check_results, DATA, TASKS
-from tests.helpers import EIGHT_DEVICES, QUICK_FLAGS, run_module
+from tests.helpers import EIGHT_DEVICES, QUICK_FLAGS, ROOT, run_module
 from tests.train.test_analyze import make_run, save_model
 from train.evaluate import command
 
@@ -60,6 +60,19 @@ def evaluate(source, *arguments, out):
   return json.loads(out.read_text())
 
 
+def check_documented(value):
+  """The documentation names every field, but for the config's own."""
+  docs = (ROOT / "docs" / "evaluation.md").read_text()
+  if isinstance(value, dict):
+    for name, x in value.items():
+      assert f"`{name}`" in docs, name
+      if name != "config":
+        check_documented(x)
+  elif isinstance(value, list):
+    for x in value:
+      check_documented(x)
+
+
 def test_without_more_it_is_the_runs_own_validation(run, tmp_path, capsys):
   found = evaluate(run, out=tmp_path / "out.json")
   printed = capsys.readouterr().out
@@ -86,6 +99,7 @@ def test_without_more_it_is_the_runs_own_validation(run, tmp_path, capsys):
   assert code["jax"] == jax.__version__
   assert (found["schema"], found["version"]) == ("deltajax.evaluation", 1)
   assert found["tasks"] == found["groups"] == found["notes"] == []
+  check_documented(found)
   # Another checkpoint is another model; the same one is the same.
   first = evaluate(run / "checkpoints" / "1", out=tmp_path / "1.json")
   assert first["model"]["config_digest"] == model["config_digest"]
@@ -177,6 +191,7 @@ def test_tasks(tmp_path, capsys):
   stored = json.loads((DATA / "references.json").read_text())
   check_results(found, stored["results"])
   assert found["texts"] == []
+  check_documented(found)
   assert found["model"]["dtype"] == "float32"
   table = capsys.readouterr().out
   assert re.search(r"^local_choice +acc +none +0\.5000 +0\.15", table, re.M)
