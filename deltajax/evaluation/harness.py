@@ -21,6 +21,7 @@ import jax
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 import numpy as np
+from tqdm import tqdm
 
 from deltajax.config import ConfigError, ModelConfig
 from deltajax.data.continuation import Continuation, continue_texts
@@ -128,14 +129,17 @@ class HarnessLM(TemplateLM):
       parts += [
         (None, ids[x.begin : x.first], ids[x.first : x.end + 1]) for x in found
       ]
-    scores = iter(self._loglikelihood_tokens(parts))
+    scores = iter(self._loglikelihood_tokens(parts, disable_tqdm))
     return [
       sum(score for score, _ in itertools.islice(scores, count))
       for count in counts
     ]
 
   def _loglikelihood_tokens(
-    self, requests: Sequence[TokenRequest], **kwargs: Any
+    self,
+    requests: Sequence[TokenRequest],
+    disable_tqdm: bool = False,
+    **kwargs: Any,
   ) -> list[tuple[float, bool]]:
     """Log-likelihood of each continuation, and whether greedy search finds it.
 
@@ -159,8 +163,10 @@ class HarnessLM(TemplateLM):
       self._started(by_length[begin : begin + size], rows, requests)
       for begin in range(0, len(by_length), size)
     )
-    for scores, asked in one_late(started):
-      self._finish(scores, asked, requests, results)
+    with tqdm(total=len(requests), disable=disable_tqdm) as progress:
+      for scores, asked in one_late(started):
+        self._finish(scores, asked, requests, results)
+        progress.update(len(asked))
     return results
 
   def _started(self, inputs, rows, requests):
@@ -210,14 +216,17 @@ class HarnessLM(TemplateLM):
       return plans[i].kind
 
     order = sorted(range(len(plans)), key=lambda i: -len(plans[i].prompt))
-    for _, group in itertools.groupby(sorted(order, key=kind), key=kind):
-      alike = list(group)
-      for begin in range(0, len(alike), self._batch_size):
-        some = alike[begin : begin + self._batch_size]
-        texts = self._generated([plans[i] for i in some])
-        for i, text in zip(some, texts, strict=True):
-          results[i] = text
-          self.cache_hook.add_partial("generate_until", requests[i].args, text)
+    batches = [
+      alike[begin : begin + self._batch_size]
+      for _, group in itertools.groupby(sorted(order, key=kind), key=kind)
+      for alike in [list(group)]
+      for begin in range(0, len(alike), self._batch_size)
+    ]
+    for some in tqdm(batches, disable=disable_tqdm):
+      texts = self._generated([plans[i] for i in some])
+      for i, text in zip(some, texts, strict=True):
+        results[i] = text
+        self.cache_hook.add_partial("generate_until", requests[i].args, text)
     return results
 
   def _generated(self, plans: Sequence["_Plan"]) -> list[str]:

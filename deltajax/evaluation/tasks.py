@@ -183,6 +183,7 @@ def run_tasks(
         "name": name,
         "version": found["versions"].get(name),
         "shots": found["n-shot"].get(name),
+        "context": lm.max_length,
         "samples": found["n-samples"][name]["effective"],
         "fingerprint": _samples_digest(found["samples"][name]),
         "metrics": described[name],
