@@ -197,6 +197,21 @@ def test_tasks(tmp_path, capsys):
   assert re.search(r"^local_choice +acc +none +0\.5000 +0\.15", table, re.M)
 
 
+def test_tasks_on_a_mesh_of_8_devices(tmp_path):
+  pytest.importorskip("lm_eval")
+  out = tmp_path / "out.json"
+  done = run_module(
+    "train.evaluate",
+    *(DATA / "model", "--tasks", *TASKS, "--include-path", DATA / "tasks"),
+    *("--mesh.data", "1", "--mesh.fsdp", "2", "--mesh.tensor", "2"),
+    *("--mesh.context", "2", "--batch-size", "6", "--out", out),
+    env={"XLA_FLAGS": f"{EIGHT_DEVICES['XLA_FLAGS']} {QUICK_FLAGS}"},
+  )
+  assert done.returncode == 0, done.stderr
+  stored = json.loads((DATA / "references.json").read_text())
+  check_results(json.loads(out.read_text()), stored["results"])
+
+
 def test_a_longer_context_than_that_of_training_is_told(run, tmp_path, capsys):
   found = evaluate(run, "--context", "40", out=tmp_path / "out.json")
   (note,) = found["notes"]
