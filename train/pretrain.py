@@ -7,8 +7,8 @@ import numpy as np
 
 from deltajax.analysis.analyze import analyze
 from deltajax.analysis.table import routing_table
-from deltajax.config import ConfigError
-from deltajax.data.pipeline import fixed_batches, load_mixture
+from deltajax.config import ConfigError, DataConfig
+from deltajax.data.pipeline import fixed_batches, load_mixture, Mixture
 from deltajax.evaluation.perplexity import score_rows
 from deltajax.evaluation.scoring import Scorer
 from deltajax.models.generation import generate
@@ -91,9 +91,9 @@ def test_lines(result: RunResult) -> list[str]:
   As many rows as in validation, of the split `test` of the run's data.
   """
   config = result.trainer.config
-  try:
-    test = load_mixture(config.data, "test")
-  except ConfigError:  # No such split, or less than a row of it.
+  # It may have to be packed yet.
+  test = hosts.main_host_first(lambda: _test_split(config.data))
+  if test is None:
     return []
   batches = fixed_batches(
     test,
@@ -110,6 +110,14 @@ def test_lines(result: RunResult) -> list[str]:
     f"test:       {quality.bits_per_byte} bits per byte, perplexity"
     f" {quality.perplexity}, over {quality.units} of {len(test)} rows"
   ]
+
+
+def _test_split(data: DataConfig) -> Mixture | None:
+  """None if there is no such split, or less than a row of it."""
+  try:
+    return load_mixture(data, "test")
+  except ConfigError:
+    return None
 
 
 def _quality(validation: Mapping[str, float]) -> str:
