@@ -9,10 +9,15 @@ v5p chips, parameters split over 128 and heads, mlp and vocabulary over 4:
     python -m train.compile_ahead configs/delta_block_70b.py \\
         --topology v5p:8x8x8
 
-Expected on each chip: 32.4 GiB of 95.74 at peak (arguments 1.5, temporaries
-40.2).
+Expected on each chip: 31.6 GiB of 95.74 at peak (arguments 1.5, temporaries
+38.2).
 
-The tool that prepares the corpus is not there yet.
+The corpus, from the parquet files of FineWeb-Edu:
+
+    python -m train.prepare_data build data/fineweb_edu \\
+        --sources FILES --validation 0.001 \\
+        --tokenizer data/qwen3/tokenizer.json \\
+        --sequence-length 4096
 """
 
 from deltajax.config import (

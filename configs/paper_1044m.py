@@ -11,11 +11,17 @@ Meant for 16 v5e chips or 8 80 GB GPUs, parameters split over all of them:
 
     python -m train.compile_ahead configs/paper_1044m.py --topology v5e:4x4
 
-Expected on each chip: 3.4 GiB of 15.75 at peak (arguments 0.8, temporaries
-3.6).
+Expected on each chip: 3.5 GiB of 15.75 at peak (arguments 0.8, temporaries
+3.8).
 
-The tool that prepares the corpus is not there yet.
-Until then, the shape can be tried on the built-in corpus:
+The corpus, from the parquet files of FineWeb-Edu:
+
+    python -m train.prepare_data build data/fineweb_edu \\
+        --sources FILES --validation 0.001 \\
+        --tokenizer data/qwen3/tokenizer.json \\
+        --sequence-length 2048
+
+The shape alone can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
 """

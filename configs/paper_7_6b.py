@@ -13,11 +13,17 @@ Meant for 64 v5p chips, parameters split over all of them (other machines:
     python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
         --training.batch-size 512
 
-Expected on each chip: 14.3 GiB of 95.74 at peak (arguments 1.3, temporaries
-20.4).
+Expected on each chip: 13.9 GiB of 95.74 at peak (arguments 1.3, temporaries
+19.1).
 
-The tool that prepares the corpus is not there yet.
-Until then, the shape can be tried on the built-in corpus:
+The corpus, from the parquet files of FineWeb-Edu:
+
+    python -m train.prepare_data build data/fineweb_edu \\
+        --sources FILES --validation 0.001 \\
+        --tokenizer data/qwen3/tokenizer.json \\
+        --sequence-length 2048
+
+The shape alone can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
 """

@@ -16,8 +16,14 @@ On four v5e chips, on which a step takes four turns:
 Expected on each chip: 3.1 GiB of 15.75 at peak (arguments 1.4, temporaries
 2.8).
 
-The tool that prepares the corpus is not there yet.
-Until then, the shape can be tried on the built-in corpus:
+The corpus, from the parquet files of FineWeb-Edu:
+
+    python -m train.prepare_data build data/fineweb_edu \\
+        --sources FILES --validation 0.001 \\
+        --tokenizer data/bpe_32k/tokenizer.json \\
+        --sequence-length 2048
+
+The shape alone can be tried on the built-in corpus:
 
     --data.dataset python_stdlib --data.tokenizer bytes
 """

@@ -18,6 +18,7 @@ from deltajax.config import (
   ModelConfig as ModelConfig,
   RopeScaling as RopeScaling,
 )
+from deltajax.evaluation.perplexity import evaluate as evaluate
 from deltajax.models.generation import (
   generate as generate,
   Generator as Generator,

@@ -17,36 +17,19 @@ import tyro
 
 from deltajax.analysis import figures, report
 from deltajax.analysis.analyze import analyze
-from deltajax.analysis.inputs import (
-  AnalysisData,
-  common_data,
-  default_batch_size,
-  find_subjects,
-  load_data,
-  make_trainer,
-  Subject,
-)
+from deltajax.analysis.inputs import AnalysisData, load_data
 from deltajax.analysis.results import Analysis
 from deltajax.config import ConfigError, to_dict
 from deltajax.training.step import Trainer
+from deltajax.training.subjects import (
+  common_data,
+  default_batch_size,
+  find_subjects,
+  make_trainer,
+  MeshSizes,
+  Subject,
+)
 from train.cli import main
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshSizes:
-  """Sizes of mesh axes, in place of those of a model's run.
-
-  Attributes:
-    data: copies of the model; -1 for what is left.
-    fsdp: shards of parameters.
-    tensor: shards of heads, mlp and vocabulary.
-    context: shards of the sequence.
-  """
-
-  data: int | None = None
-  fsdp: int | None = None
-  tensor: int | None = None
-  context: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +66,7 @@ class Options:
   batch_size: int | None = None
   dtype: str | None = None
   gradients: bool = True
-  mesh: MeshSizes = MeshSizes()
+  mesh: MeshSizes = dataclasses.field(default_factory=MeshSizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +108,8 @@ def prepare(options: Options) -> Plan:
   dtype = options.dtype
   if dtype is None and jax.default_backend() == "cpu":
     dtype = "float32"
-  sizes = dataclasses.asdict(options.mesh)
   trainers = [
-    make_trainer(subject, config, batch_size, sizes, dtype)
+    make_trainer(subject, config, batch_size, options.mesh, dtype)
     for subject in subjects
   ]
   data = load_data(

@@ -298,16 +298,20 @@ def _check_named_once(arguments: Sequence[str]) -> None:
     seen.add(name)
 
 
-def check_json_file(file: pathlib.Path | None) -> None:
-  """Raises ConfigError unless a file for `--json` could be written."""
-  if file is not None and not file.absolute().parent.is_dir():
+def check_json_file(file: pathlib.Path | None, option: str = "--json") -> None:
+  """Raises ConfigError unless a file that an option names could be written."""
+  if file is None:
+    return
+  if not file.absolute().parent.is_dir():
     raise ConfigError(
-      f"--json {file}: there is no directory {file.absolute().parent}."
+      f"{option} {file}: there is no directory {file.absolute().parent}."
     )
+  if file.is_dir():
+    raise ConfigError(f"{option} {file} is a directory; name a file.")
 
 
 def write_json_file(file: pathlib.Path | None, value: Any) -> None:
-  """Writes a `--json` file, if one is asked for, at once or not at all."""
+  """Writes a JSON file, if one is asked for, at once or not at all."""
   if file is not None:
     temporary = file.with_name(file.name + ".tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n")

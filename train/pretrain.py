@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 
 from deltajax.analysis.analyze import analyze
 from deltajax.analysis.table import routing_table
+from deltajax.config import ConfigError, DataConfig
+from deltajax.data.pipeline import fixed_batches, load_mixture, Mixture
+from deltajax.evaluation.perplexity import score_rows
+from deltajax.evaluation.scoring import Scorer
 from deltajax.models.generation import generate
 from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
@@ -22,7 +27,7 @@ def command(arguments: list[str]) -> None:
 
 
 def print_report(result: RunResult) -> None:
-  """Prints validation, a sample, the routing and where everything lies.
+  """Prints validation, test, a sample, the routing and where everything lies.
 
   All hosts must call it, since all hold parameters; one prints.
   """
@@ -40,6 +45,7 @@ def report_lines(result: RunResult) -> list[str]:
   lines.append(
     f"validation: {_quality(result.validation)} after {result.step} updates"
   )
+  lines += test_lines(result)
 
   tokenizer = result.data.tokenizer
   prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
@@ -77,6 +83,41 @@ def report_lines(result: RunResult) -> list[str]:
     f"tensorboard  {directory.tensorboard}",
     f"checkpoints  {directory.checkpoints}",
   ]
+
+
+def test_lines(result: RunResult) -> list[str]:
+  """How the model does on text that nothing was chosen by, if there is any.
+
+  As many rows as in validation, of the split `test` of the run's data.
+  """
+  config = result.trainer.config
+  # It may have to be packed yet.
+  test = hosts.main_host_first(lambda: _test_split(config.data))
+  if test is None:
+    return []
+  batches = fixed_batches(
+    test,
+    batch_size=len(result.data.validation[0]["tokens"]),
+    num_rows=config.training.eval_sequences,
+  )
+  quality = score_rows(
+    Scorer(config.model, result.trainer.sharding),
+    result.state.params,
+    batches,
+    np.asarray(result.data.tokenizer.bytes_per_token),
+  )
+  return [
+    f"test:       {quality.bits_per_byte} bits per byte, perplexity"
+    f" {quality.perplexity}, over {quality.units} of {len(test)} rows"
+  ]
+
+
+def _test_split(data: DataConfig) -> Mixture | None:
+  """None if there is no such split, or less than a row of it."""
+  try:
+    return load_mixture(data, "test")
+  except ConfigError:
+    return None
 
 
 def _quality(validation: Mapping[str, float]) -> str:

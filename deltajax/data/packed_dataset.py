@@ -238,6 +238,18 @@ def is_packed(directory: str | os.PathLike[str]) -> bool:
   return "packing" in _metadata(storage.open_dataset(directory))
 
 
+def packed_length(directory: str | os.PathLike[str]) -> int | None:
+  """T of the rows of a TFDS directory; None of one that holds texts.
+
+  Raises:
+    ConfigError: it is no TFDS directory.
+  """
+  packing = _metadata(storage.open_dataset(directory)).get("packing")
+  if not packing:
+    return None
+  return next(iter(packing.values()))["sequence_length"]
+
+
 def check_packed_for(
   directory: str | os.PathLike[str],
   *,

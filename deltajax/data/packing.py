@@ -302,6 +302,22 @@ class PackedSequences:
       "positions": positions_T1,
     }
 
+  def documents(self) -> Iterator[np.ndarray]:
+    """Yields the tokens of every document, bos and eos included, in order.
+
+    No more than one document and one row are in memory.
+    """
+    pieces: list[np.ndarray] = []
+    for k in range(len(self)):
+      row = self._rows[k]
+      head, *begun = np.split(row.tokens, row.starts)
+      pieces.append(head)
+      for piece in begun:
+        if any(part.size for part in pieces):
+          yield np.concatenate(pieces).astype(np.int32)
+        pieces = [piece]
+    yield np.concatenate(pieces).astype(np.int32)
+
   def __repr__(self) -> str:
     info = self.info
     return (

@@ -7,7 +7,7 @@ resumed anywhere.
 Shapes: B batch, T sequence; `_T1` is T+1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import os
 from pathlib import Path
@@ -37,6 +37,8 @@ DATASETS = {PythonStdlib.name: PythonStdlib}
 
 # Of the documents of files of text that a run prepares by itself.
 _VALIDATION = 0.05
+# The split of such files that holds all of them.
+ALL = "all"
 _SMALL_BYTES = 2**26
 
 # From the seed of one data set to that of the next; the golden ratio.
@@ -62,7 +64,8 @@ def load_split(
     dataset: a key of `DATASETS`, or a path (with a "/"): a TFDS directory that
       is packed, or whose records have a `text` feature, or files of text that
       `train.prepare_data` can read, or a directory of these.
-    split: the name of the split.
+    split: the name of the split; of files of text, which have `train` and
+      `validation`, also `all`.
     data_dir: where data sets are kept.
     tokenizer: what to encode the documents with; see `get_tokenizer`.
     sequence_length: T.
@@ -71,7 +74,7 @@ def load_split(
     ConfigError: no such data set or split, not enough data for one row, or
       rows that were packed for another tokenizer or sequence length.
   """
-  if "/" in dataset or os.sep in dataset:
+  if is_path(dataset):
     directory = Path(dataset).expanduser()
   elif dataset in DATASETS:
     directory = storage.build_dataset(DATASETS[dataset], data_dir)
@@ -81,10 +84,17 @@ def load_split(
       + " A directory or file is given as a path with a '/'."
     )
   encoder = get_tokenizer(tokenizer)
-  if directory.exists() and not storage.is_dataset(directory):
+  if is_text(dataset):
+    validation = 0.0 if split == ALL else _VALIDATION
     directory = _prepared(
-      directory, data_dir, tokenizer, encoder.fingerprint, sequence_length
+      directory,
+      data_dir,
+      tokenizer,
+      encoder.fingerprint,
+      sequence_length,
+      Fractions(validation=validation, test=0.0),
     )
+    split = "train" if split == ALL else split
   storage.check_has(directory, "split", split, storage.split_names(directory))
   if is_packed(directory):
     check_packed_for(
@@ -104,26 +114,39 @@ def load_split(
     raise ConfigError(f"split {split!r} of {dataset}: {error}") from None
 
 
+def is_path(dataset: str) -> bool:
+  """Whether a data set is given as a path, and not by its name."""
+  return "/" in dataset or os.sep in dataset
+
+
+def is_text(dataset: str) -> bool:
+  """Whether a data set is files of text that are there."""
+  path = Path(dataset).expanduser()
+  return is_path(dataset) and path.exists() and not storage.is_dataset(path)
+
+
 def _prepared(
   texts: Path,
   data_dir: str | os.PathLike[str],
   tokenizer: str,
   fingerprint: str,
   sequence_length: int,
+  fractions: Fractions,
 ) -> Path:
   """Prepares files of text, unless they and all else are as they were."""
   corpus = Corpus(
     sources=(str(texts),),
     tokenizer=tokenizer,
     sequence_length=sequence_length,
-    fractions=Fractions(validation=_VALIDATION, test=0.0),
+    fractions=fractions,
   )
   files = [
     (path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
     for part in find_parts(corpus.sources)
     for path in part.paths
   ]
-  key = [PACK_VERSION, fingerprint, sequence_length, _VALIDATION, files]
+  held_out = fractions.validation
+  key = [PACK_VERSION, fingerprint, sequence_length, held_out, files]
   digest = storage.digest(key)[:16]
   target = Path(data_dir).expanduser() / "prepared" / digest
   if not storage.is_dataset(target):
@@ -272,7 +295,14 @@ def train_iterator(
 def validation_batches(
   mixture: Mixture, *, batch_size: int, num_rows: int
 ) -> list[Batch]:
-  """Returns the batches of every evaluation, always the same ones.
+  """Returns the batches of every evaluation; see `fixed_batches`."""
+  return list(fixed_batches(mixture, batch_size=batch_size, num_rows=num_rows))
+
+
+def fixed_batches(
+  mixture: Mixture, *, batch_size: int, num_rows: int
+) -> Iterator[Batch]:
+  """Yields batches of some rows, always the same ones, read when asked for.
 
   Args:
     mixture: the rows; the first `num_rows` of them, in an order that never
@@ -281,32 +311,28 @@ def validation_batches(
     batch_size: B.
     num_rows: how many rows at most; fewer if a data set is used up.
 
-  Returns:
-    Batches: dicts of int32 arrays [B, T+1]. The missing rows of the last batch
-    are padding: segment id 0 everywhere, so no target counts.
+  Yields:
+    Dicts of int32 arrays [B, T+1]. The missing rows of the last batch are
+    padding: segment id 0 everywhere, so no target counts.
 
   Raises:
     ConfigError: batch_size or num_rows is below 1.
   """
   _check_at_least("batch_size", batch_size, 1)
   _check_at_least("num_rows", num_rows, 1)
-  chosen = []
+  chosen: list[tuple[PackedSequences, int]] = []
   for source, weight in zip(mixture.sources, mixture.weights, strict=True):
     # Not in stored order, so that a part of the set resembles all of it.
     # RandomState, because numpy never changes what it returns for a seed.
     order = np.random.RandomState(0).permutation(len(source))
     count = max(1, round(weight * num_rows))
-    chosen += [source[int(k)] for k in order[:count]]
-  padding = {name: np.zeros_like(row) for name, row in chosen[0].items()}
-  padding["tokens"] += mixture.info.pad_id
-  chosen += [padding] * (-len(chosen) % batch_size)
-  return [
-    {
-      name: np.stack([row[name] for row in chosen[begin : begin + batch_size]])
-      for name in padding
-    }
-    for begin in range(0, len(chosen), batch_size)
-  ]
+    chosen += [(source, int(k)) for k in order[:count]]
+  for begin in range(0, len(chosen), batch_size):
+    rows = [source[k] for source, k in chosen[begin : begin + batch_size]]
+    padding = {name: np.zeros_like(row) for name, row in rows[0].items()}
+    padding["tokens"] += mixture.info.pad_id
+    rows += [padding] * (batch_size - len(rows))
+    yield {name: np.stack([row[name] for row in rows]) for name in padding}
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

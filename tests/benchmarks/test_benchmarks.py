@@ -115,6 +115,24 @@ def test_analysis():
   assert all(float(row[2]) > 0 for row in rows)
 
 
+def test_lm_eval_requests(tmp_path):
+  file = tmp_path / "rows.json"
+  done = run(
+    "lm_eval_requests",
+    *("--requests", 8, "--rounds", 1, "--context", 24, "--width", 32),
+    *("--num-layers", 1, "--new-tokens", 2, "--transformers", "False"),
+    *("--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  rows = json.loads(file.read_text())
+  assert [(row["kind"], row["requests"]) for row in rows] == [
+    *(("choices", 8), ("words", 8), ("rolling", 8), ("generate", 2)),
+  ]
+  for row in rows:
+    assert row["ours"] > 0
+    assert row["theirs"] is row["ratio"] is None
+
+
 def test_depth_attention_says_what_must_be_moved(tmp_path):
   file = tmp_path / "rows.json"
   done = run(

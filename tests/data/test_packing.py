@@ -86,6 +86,16 @@ def test_no_token_is_lost_or_repeated(corpus, seed):
 
 
 @given(corpora())
+def test_documents_come_back_from_rows(corpus):
+  t, lengths = corpus
+  documents = make_documents(lengths)
+  found = list(pack(documents, t).documents())
+  assert len(found) == len(documents)
+  for tokens, document in zip(found, documents, strict=True):
+    np.testing.assert_array_equal(tokens, [BOS, *document, EOS])
+
+
+@given(corpora())
 def test_rows_equal_the_slow_definition(corpus):
   t, lengths = corpus
   documents = make_documents(lengths)
