@@ -1,0 +1,179 @@
+"""Code in the pages: Python runs, options of commands exist."""
+
+import importlib
+import re
+import shlex
+import tomllib
+from unittest import mock
+
+import jax
+import pytest
+import tyro
+
+import deltajax
+from deltajax.routing import variants
+from docs.make_schedules import entry
+from tests.docs.pages import code, PAGES, ROOT
+from tests.helpers import random_params, tiny_config
+from train import cli
+
+MODEL = ROOT / "tests/testdata/huggingface/llama-tied"
+NOT_RUN = re.compile(r"<!-- not run: .+ -->\n```python\n")
+PYTHON = {
+  page: re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S)
+  for page, path in PAGES.items()
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  """A model directory where the pages have `runs/smollm2`."""
+  directory = tmp_path_factory.mktemp("models") / "smollm2"
+  config = tiny_config("standard", dtype="float32", param_dtype="float32")
+  deltajax.save_pretrained(directory, config, random_params(config))
+  return directory
+
+
+@pytest.fixture
+def quick_compiles():
+  """Slower programs that are compiled several times faster."""
+  name = "jax_disable_most_optimizations"
+  before = jax.config.read(name)
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]])
+@pytest.mark.usefixtures("quick_compiles")
+def test_python_runs(page, model, tmp_path, monkeypatch):
+  """Blocks of a page one after the other, where a run and a model are."""
+  text = PAGES[page].read_text()
+  runnable = re.findall(r"(?<!-->\n)^```python\n(.*?)^```", text, re.M | re.S)
+  assert len(runnable) + len(NOT_RUN.findall(text)) == len(PYTHON[page])
+  run = tmp_path / "runs/quickstart"
+  run.mkdir(parents=True)
+  (run / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n')
+  (tmp_path / "runs/smollm2").symlink_to(model)
+  monkeypatch.chdir(tmp_path)
+  names = {"__name__": "page"}
+  with example_variant():
+    for block in runnable:
+      exec(compile(block, page, "exec"), names)
+
+
+def test_blocks_that_cannot_run_are_counted():
+  assert sum(len(NOT_RUN.findall(x.read_text())) for x in PAGES.values()) == 0
+
+
+def example_variant():
+  """The context in which the row of docs/add_a_variant.md is there."""
+  row = entry(
+    "add_a_variant.md", "deltajax/routing/variants.py", vars(variants)
+  )
+  return mock.patch.object(variants, "VARIANTS", {**variants.VARIANTS, **row})
+
+
+# Up to what ends a command in a shell, or a quotation around it.
+COMMAND = re.compile(
+  r"(?:^|[\s/$])python -m (train\.\w+)((?: +(?:'[^'\n]*'|\"[^\"\n]*\""
+  r"|[^\s;|#'\"`]+))+)",
+  re.MULTILINE,
+)
+STAND_IN = {"configs/...": "configs/quickstart.py"}
+
+
+def commands(page):
+  """(module, arguments) of the commands of a page."""
+  return [
+    (module, [STAND_IN.get(x, x) for x in shlex.split(rest)])
+    for block in code(PAGES[page].read_text())
+    for module, rest in COMMAND.findall(block)
+  ]
+
+
+def parse(module, arguments):
+  command = importlib.import_module(module)
+  if module == "train.pretrain":
+    cli.parse_run(module, arguments)
+  elif module == "train.finetune":
+    place = arguments.index("--init-from") + 1
+    arguments[place] = str(MODEL)
+    cli.parse_finetune(module, arguments)
+  elif module == "train.compare":
+    cli.parse_compare(module, arguments)
+  elif module == "train.compile_ahead":
+    cli.parse_ahead(module, arguments)
+  elif hasattr(command, "SUBCOMMANDS"):
+    cli.parse_subcommand(module, command.SUBCOMMANDS, arguments)
+  else:
+    tyro.cli(command.Options, args=arguments)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_options_of_commands_exist(page, monkeypatch, capsys):
+  monkeypatch.chdir(ROOT)
+  seen = []
+  with example_variant():
+    for module, arguments in commands(page):
+      if (module, arguments) in seen:
+        continue
+      seen.append((module, list(arguments)))
+      try:
+        parse(module, arguments)
+      except SystemExit:
+        said = capsys.readouterr()
+        pytest.fail(f"{module} {arguments}: {said.out}{said.err}")
+      except cli.ConfigError as error:
+        pytest.fail(f"{module} {arguments}: {error}")
+
+
+def test_commands_are_found():
+  """The pattern itself: continued, quoted, in a loop, in a line."""
+  text = """
+    until python -m train.pretrain configs/a.py --workdir x; do
+      ssh --command '~/venv/bin/python -m train.pretrain \\
+          configs/b.py --workdir y'
+
+Or `python -m train.generate DIR --prompt "a b"`, not `python -m train.x`.
+"""
+  found = [
+    (module, shlex.split(rest))
+    for block in code("\n" + text)
+    for module, rest in COMMAND.findall(block)
+  ]
+  assert found == [
+    ("train.pretrain", ["configs/a.py", "--workdir", "x"]),
+    ("train.pretrain", ["configs/b.py", "--workdir", "y"]),
+    ("train.generate", ["DIR", "--prompt", "a b"]),
+  ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_targets_and_extras_exist(page):
+  targets = set(
+    re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M)
+  )
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  extras = project["optional-dependencies"].keys()
+  for block in code(PAGES[page].read_text()):
+    for target in re.findall(r"^\s*make ([a-z][\w-]*)", block, re.M):
+      assert target in targets, target
+    for names in re.findall(r"(?:\.|deltajax)\[([a-z,]+)\]", block):
+      assert set(names.split(",")) <= extras, names
+    for script, rest in re.findall(
+      r"(benchmarks/\w+\.(?:py|sh)|docs/\w+\.py)([^\n;|#`]*)", block
+    ):
+      source = (ROOT / script).read_text()
+      for option in re.findall(r"--([a-z][a-z-]*)", rest):
+        known = (f"--{option}", option.replace("-", "_"))
+        assert any(name in source for name in known), f"{script} --{option}"
+
+
+def test_files_that_are_named_exist():
+  """In lines of code of all pages: `deltajax/...py`, `configs/...py`."""
+  rooms = "deltajax|train|configs|tests|benchmarks|docs"
+  for page, path in PAGES.items():
+    for block in code(path.read_text()):
+      for file in re.findall(rf"\b((?:{rooms})/[\w/]+\.(?:py|sh|md))\b", block):
+        assert (ROOT / file).exists(), f"{page}: {file}"
