@@ -1,5 +1,6 @@
 """The pages: what people read in the repository, and on the site."""
 
+import importlib.util
 import pathlib
 import re
 
@@ -11,6 +12,14 @@ PAGES = {
   str(path.relative_to(ROOT)): path
   for path in [ROOT / "README.md", *OF_THE_ROOT, *ON_THE_SITE]
 }
+
+# By its path: another package might be called `docs`.
+_spec = importlib.util.spec_from_file_location(
+  "make_schedules", ROOT / "docs/make_schedules.py"
+)
+make_schedules = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make_schedules)
+entry = make_schedules.entry
 
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^\n((?: {4}.*\n+)+)", re.MULTILINE)

@@ -3,8 +3,7 @@
 import pytest
 
 from deltajax.routing import variants
-from docs import make_schedules
-from docs.make_schedules import entry
+from tests.docs.pages import entry, make_schedules
 from tests.docs.test_code import example_variant
 from tests.helpers import tiny_config
 from tests.models import test_oracle

@@ -1,9 +1,11 @@
 """Code in the pages: Python runs, options of commands exist."""
 
+import dataclasses
 import importlib
 import re
 import shlex
 import tomllib
+import typing
 from unittest import mock
 
 import jax
@@ -11,9 +13,10 @@ import pytest
 import tyro
 
 import deltajax
+from deltajax.config import RunConfig
+from deltajax.data.prepare import Corpus
 from deltajax.routing import variants
-from docs.make_schedules import entry
-from tests.docs.pages import code, PAGES, ROOT
+from tests.docs.pages import code, entry, PAGES, ROOT
 from tests.helpers import random_params, tiny_config
 from train import cli
 
@@ -168,6 +171,47 @@ def test_scripts_targets_and_extras_exist(page):
       for option in re.findall(r"--([a-z][a-z-]*)", rest):
         known = (f"--{option}", option.replace("-", "_"))
         assert any(name in source for name in known), f"{script} --{option}"
+
+
+# Of Slurm and gcloud.
+OTHER_PROGRAMS = {
+  *("--gpus-per-task", "--gpu-bind", "--accelerator-type"),
+  *("--runtime-version", "--help"),
+}
+
+
+def config_options(cls, prefix="--"):
+  """Every field of a config as an option."""
+  for name, hint in typing.get_type_hints(cls).items():
+    option = prefix + name.replace("_", "-")
+    yield option
+    if dataclasses.is_dataclass(hint):
+      yield from config_options(hint, f"{option}.")
+
+
+def test_options_in_lines_of_text_exist():
+  parts_of_corpus = filter(
+    dataclasses.is_dataclass, typing.get_type_hints(Corpus).values()
+  )
+  kinds = [RunConfig, Corpus, *parts_of_corpus]
+  kinds += [cli.CompareRun, cli.AheadRun, cli.Run]
+  for path in ROOT.glob("train/*.py"):
+    module = importlib.import_module(f"train.{path.stem}")
+    kinds += [module.Options] if hasattr(module, "Options") else []
+    kinds += getattr(module, "SUBCOMMANDS", {}).values()
+  options = {option for kind in kinds for option in config_options(kind)}
+  options |= {option.replace("--", "--no-") for option in options}
+  scripts = "".join(
+    path.read_text() for path in ROOT.glob("benchmarks/*.[ps][yh]")
+  )
+  for page, path in PAGES.items():
+    for block in re.findall(r"`(--[^`\n]+)`", path.read_text()):
+      for option in re.findall(r"(?:^| )(--[a-z][\w.-]*)", block):
+        field = option.removeprefix("--").replace("-", "_")
+        in_script = option in scripts or f"  {field}: " in scripts
+        assert option in options | OTHER_PROGRAMS or in_script, (
+          f"{page}: {option}"
+        )
 
 
 def test_files_that_are_named_exist():
