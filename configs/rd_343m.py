@@ -13,7 +13,7 @@ On 16 v5e chips:
     python -m train.compile_ahead configs/rd_343m.py --topology v5e:4x4
 
 Expected on each chip: 6.9 GiB of 15.75 at peak (arguments 3.9, temporaries
-4.1).
+3.7).
 
 The corpus, from the parquet files of FineWeb-Edu:
 

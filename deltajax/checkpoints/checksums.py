@@ -1,5 +1,7 @@
-"""Whether arrays that were read are those that were written."""
+"""Whether what was read is what was written."""
 
+import hashlib
+import json
 import math
 from typing import Any
 
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 
 
 class ChecksumError(RuntimeError):
-  """Arrays came back other than they were saved; they are named."""
+  """Something came back other than it was saved; it is named."""
 
 
 @jax.jit
@@ -48,4 +50,18 @@ def check(tree: Any, expected: dict[str, int]) -> None:
     raise ChecksumError(
       f"{len(wrong)} of {len(found)} arrays are not what was saved, the first"
       f" is {wrong[0]}"
+    )
+
+
+def digest_of_values(values: Any) -> str:
+  """sha256 (hex) of plain values, as JSON has them, in any order of keys."""
+  text = json.dumps(values, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_values(values: Any, expected: str | None) -> None:
+  """Raises ChecksumError unless values have the digest that was saved."""
+  if digest_of_values(values) != expected:
+    raise ChecksumError(
+      "the config, or the position in the data, is not what was saved"
     )

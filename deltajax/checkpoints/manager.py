@@ -14,10 +14,16 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from deltajax.checkpoints.checksums import check, checksums
+from deltajax.checkpoints.checksums import (
+  check,
+  check_values,
+  checksums,
+  digest_of_values,
+)
 
 DAMAGED = "damaged"
-_CHECKSUMS = "checksums"
+_CHECKSUMS = "checksums"  # Of the arrays.
+_DIGEST = "digest"  # Of all else.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +92,7 @@ class Checkpoints:
     self._directory = directory.absolute()
     self._keep = None if read_only else keep or Keep()
     self._manager = self._open()
+    self._is_closed = False
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -129,11 +136,15 @@ class Checkpoints:
       Exception: whatever kept this one, or the earlier one, from being written;
         the complete ones are not touched.
     """
+    if self._is_closed:
+      self._reopen()
+    data = {**data, _CHECKSUMS: checksums(state)}
+    digest = digest_of_values([data, config])
     self._manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        data=ocp.args.JsonSave({**data, _CHECKSUMS: checksums(state)}),
+        data=ocp.args.JsonSave({**data, _DIGEST: digest}),
         config=ocp.args.JsonSave(config),
       ),
       metrics=None if validation_loss is None else {"loss": validation_loss},
@@ -157,7 +168,10 @@ class Checkpoints:
     """Forgets a checkpoint that could not be written, and removes its parts."""
     with contextlib.suppress(Exception):  # What is wrong is known.
       self._manager.close()
-    self._manager = self._open()
+    self._is_closed = True
+    # Where this fails too, the next attempt to save tries again.
+    with contextlib.suppress(Exception):
+      self._reopen()
 
   def reload(self) -> None:
     """Looks again at what is there."""
@@ -183,18 +197,13 @@ class Checkpoints:
         that are expected.
 
     Raises:
-      ChecksumError: if the arrays are not those that were saved.
-      Exception: whatever keeps Orbax from reading them.
+      ChecksumError: if anything is not what was saved.
+      Exception: whatever keeps Orbax from reading it.
     """
+    data, _ = self._values(step)
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    found = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(abstract),
-        data=ocp.args.JsonRestore(),
-      ),
-    )
-    state, data = found["state"], dict(found["data"])
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+    state = self._manager.restore(step, args=args)["state"]
     check(state, data.pop(_CHECKSUMS))
     return Restored(step=step, state=state, data=data)
 
@@ -222,11 +231,22 @@ class Checkpoints:
     return self._manager.restore(step, args=args)["state"]["params"]
 
   def config(self, step: int) -> dict[str, Any]:
-    """The config that was saved with a checkpoint."""
+    """The config that was saved with a checkpoint; raises as `restore`."""
+    return self._values(step)[1]
+
+  def _values(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that is no array, checked: the position in the data, the config."""
+    read = ocp.args.JsonRestore()
     found = self._manager.restore(
-      step, args=ocp.args.Composite(config=ocp.args.JsonRestore())
+      step, args=ocp.args.Composite(data=read, config=read)
     )
-    return found["config"]
+    data, config = dict(found["data"]), found["config"]
+    check_values([data, config], data.pop(_DIGEST, None))
+    return data, config
+
+  def _reopen(self) -> None:
+    self._manager = self._open()
+    self._is_closed = False
 
   def _open(self) -> ocp.CheckpointManager:
     if self._keep is None:

@@ -1,5 +1,6 @@
 """Files that a run appends to, whatever the disk does."""
 
+import contextlib
 import pathlib
 
 
@@ -29,9 +30,8 @@ class AppendedFile:
 
   def close(self) -> int:
     """Closes the file; returns how many bytes it lacks."""
-    try:
+    with contextlib.suppress(OSError):  # Told by what is returned.
       self.write(b"")
+    with contextlib.suppress(OSError):
       self._file.close()
-    except OSError:
-      pass  # Told by what is returned.
     return len(self._waiting)

@@ -70,13 +70,21 @@ class Watchdog:
       if self._reported or time.monotonic() - self._since < self._seconds:
         continue
       self._reported = True
+      self._log(
+        f"WARNING   {self._what} takes more than {self._seconds:g} s; the"
+        f" stacks of all threads are in {self._write_stacks()}"
+      )
+      if self._exits:
+        os._exit(HUNG)
+
+  def _write_stacks(self) -> str:
+    """Writes the stacks of all threads; returns where to."""
+    try:
       with self._stacks.open("a") as file:
         file.write(f"\n{time.ctime()}: {self._what}\n")
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-      self._log(
-        f"WARNING   {self._what} takes more than {self._seconds:g} s; the"
-        f" stacks of all threads are in {self._stacks}"
-      )
-      if self._exits:
-        os._exit(HUNG)
+    except OSError as error:  # The disk may be what hangs.
+      faulthandler.dump_traceback(all_threads=True)
+      return f"the error output ({error})"
+    return str(self._stacks)

@@ -4,9 +4,11 @@ import contextlib
 import resource
 import shutil
 import time
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from deltajax.checkpoints.manager import Checkpoints, Keep
@@ -67,6 +69,24 @@ def garble_position(tmp_path, step):
       path.write_text("{")
 
 
+def other_position(tmp_path, step):
+  replace_in(tmp_path, step, "data", '"at": 3', '"at": 7')
+
+
+def other_config(tmp_path, step):
+  replace_in(tmp_path, step, "config", ": 3", ": 4")
+
+
+def replace_in(tmp_path, step, item, old, new):
+  """Still JSON, but not what was written."""
+  changed = 0
+  for path in files_of(tmp_path, step):
+    if path.parent.name == item and old in (text := path.read_text()):
+      path.write_text(text.replace(old, new))
+      changed += 1
+  assert changed == 1
+
+
 def empty_all(tmp_path, step):
   for path in files_of(tmp_path, step):
     path.write_bytes(b"")
@@ -78,6 +98,8 @@ FAULTS = (
   delete_array_files,
   delete_position,
   garble_position,
+  other_position,
+  other_config,
   empty_all,
 )
 
@@ -187,6 +209,27 @@ def test_the_end_of_a_run_that_cannot_be_saved(saved, monkeypatch):
   saver = Saver(saved, every=20, log=lambda line: None)
   with pytest.raises(NotSavedError, match="the last good checkpoint has 3"):
     saver.finish(25, state(25), {}, {})
+
+
+def test_a_directory_that_cannot_be_opened_again_ends_nothing(
+  saved, monkeypatch
+):
+  lines = []
+  saver = Saver(saved, every=10, log=lines.append)
+  disk = Broken(saved, monkeypatch)
+  disk.reason = OSError(30, "Read-only file system")
+  with monkeypatch.context() as patch:
+    refused = mock.Mock(side_effect=disk.reason)
+    patch.setattr(ocp, "CheckpointManager", refused)
+    saver.save(10, state(10), {}, {})
+    assert refused.called
+  assert "the last good checkpoint has 3 updates" in lines[0]
+  disk.reason = None
+  assert saver.due(11)
+  saver.save(11, state(11), {}, {})
+  saved.wait()
+  assert saved.steps()[0] == 11
+  assert len(lines) == 1
 
 
 @contextlib.contextmanager

@@ -24,6 +24,17 @@ def test_a_hang_is_reported_once_with_stacks(tmp_path):
   assert "wait_for_a_lock_that_never_comes" in stacks
 
 
+def test_a_hang_is_reported_where_no_file_can_be_written(tmp_path, capfd):
+  lines = []
+  with Watchdog(0.2, tmp_path / "none" / "stacks", lines.append) as watchdog:
+    watchdog.begin("update 7")
+    wait_for_a_lock_that_never_comes(1.0)
+  (line,) = lines
+  assert "are in the error output (" in line
+  assert "No such file or directory" in line
+  assert "wait_for_a_lock_that_never_comes" in capfd.readouterr().err
+
+
 def test_what_goes_on_is_not_reported(tmp_path):
   lines = []
   with Watchdog(2.0, tmp_path / "stacks.txt", lines.append) as watchdog:
