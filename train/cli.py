@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import inspect
 import json
-import os
 import pathlib
 import sys
 from typing import Annotated, Any, TypeVar
@@ -14,6 +13,7 @@ import tyro
 
 from deltajax.comparison.plan import Comparison
 from deltajax.config import ConfigError, RunConfig
+from deltajax.files import write_file
 from deltajax.routing.validation import check_name, unknown_name
 from deltajax.training.load import find_model, StoredModel
 from deltajax.training.stopping import (
@@ -313,9 +313,7 @@ def check_json_file(file: pathlib.Path | None, option: str = "--json") -> None:
 def write_json_file(file: pathlib.Path | None, value: Any) -> None:
   """Writes a JSON file, if one is asked for, at once or not at all."""
   if file is not None:
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, file)
+    write_file(file, json.dumps(value, indent=2) + "\n")
 
 
 def config_files() -> list[str]:

@@ -30,6 +30,7 @@ from deltajax.comparison.study_tables import (
   measured,
   with_measured,
 )
+from deltajax.files import write_file
 from train import analyze
 from train.cli import load_typed, main
 from train.compare import train_and_report
@@ -92,7 +93,7 @@ def command(arguments: list[str]) -> None:
   own = {
     text: os.path.relpath(made / name, out) for name, text in CAPTIONS.items()
   }
-  (out / TABLES).write_text(text(own) + "\n")
+  write_file(out / TABLES, text(own) + "\n")
   print(f"study     {out / TABLES}")
   if options.document is not None:
     document = options.document
@@ -103,7 +104,7 @@ def command(arguments: list[str]) -> None:
       copy = beside / f"{document.stem}-{name}"
       shutil.copyfile(made / name, copy)
       copies[caption] = os.path.relpath(copy, document.parent)
-    document.write_text(with_measured(document, text(copies)))
+    write_file(document, with_measured(document, text(copies)))
     print(f"document  {document}")
 
 

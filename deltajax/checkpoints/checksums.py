@@ -1,12 +1,12 @@
 """Whether what was read is what was written."""
 
-import hashlib
-import json
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from deltajax.files import digest_of
 
 
 class ChecksumError(RuntimeError):
@@ -53,15 +53,9 @@ def check(tree: Any, expected: dict[str, int]) -> None:
     )
 
 
-def digest_of_values(values: Any) -> str:
-  """sha256 (hex) of plain values, as JSON has them, in any order of keys."""
-  text = json.dumps(values, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
-
-
 def check_values(values: Any, expected: str | None) -> None:
   """Raises ChecksumError unless values have the digest that was saved."""
-  if digest_of_values(values) != expected:
+  if digest_of(values) != expected:
     raise ChecksumError(
       "the config, or the position in the data, is not what was saved"
     )

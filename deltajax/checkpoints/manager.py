@@ -18,8 +18,8 @@ from deltajax.checkpoints.checksums import (
   check,
   check_values,
   checksums,
-  digest_of_values,
 )
+from deltajax.files import digest_of
 
 DAMAGED = "damaged"
 _CHECKSUMS = "checksums"  # Of the arrays.
@@ -139,7 +139,7 @@ class Checkpoints:
     if self._is_closed:
       self._reopen()
     data = {**data, _CHECKSUMS: checksums(state)}
-    digest = digest_of_values([data, config])
+    digest = digest_of([data, config])
     self._manager.save(
       step,
       args=ocp.args.Composite(

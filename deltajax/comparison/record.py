@@ -21,6 +21,7 @@ from deltajax.checkpoints.names import count_parameters
 from deltajax.config import ConfigError, from_dict, RunConfig
 from deltajax.data.packing import target_mask
 from deltajax.data.pipeline import train_iterator
+from deltajax.files import write_file
 from deltajax.models.transformer import is_routing
 from deltajax.training.ahead import abstract_batch, memory_use
 from deltajax.training.loop import load_data, RunData, RunResult, train
@@ -171,10 +172,8 @@ def describe_outcome(result: RunResult) -> Outcome:
 
 def write(path: pathlib.Path, values: Any) -> None:
   """Writes a dataclass as JSON, at once or not at all."""
-  temporary = path.with_suffix(".tmp")
   text = json.dumps(dataclasses.asdict(values), indent=1, allow_nan=False)
-  temporary.write_text(text + "\n")
-  os.replace(temporary, path)
+  write_file(path, text + "\n")
 
 
 def read_start(run: pathlib.Path) -> Start:

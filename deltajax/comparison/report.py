@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 
 from deltajax.comparison import figures, tables
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import ComparisonResult, SCHEMA, VERSION
 from deltajax.config import ConfigError, to_dict
+from deltajax.files import write_file
 
 JSON_NAME = "comparison.json"
 MARKDOWN_NAME = "comparison.md"
@@ -47,9 +47,9 @@ def write_report(
   text = json.dumps(values, indent=1, allow_nan=False) + "\n"
   (out / FIGURES).mkdir(parents=True, exist_ok=True)
   for name, png in figures.draw(result).items():
-    _write(out / FIGURES / name, png)
-  _write(out / MARKDOWN_NAME, tables.markdown(result).encode())
-  _write(out / JSON_NAME, text.encode())
+    write_file(out / FIGURES / name, png)
+  write_file(out / MARKDOWN_NAME, tables.markdown(result))
+  write_file(out / JSON_NAME, text)
 
 
 def summary(result: ComparisonResult) -> str:
@@ -67,9 +67,3 @@ def summary(result: ComparisonResult) -> str:
       f" nats, {pair.statistics.below} of {len(pair.seeds)} below 0"
     )
   return "\n".join(lines)
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-  temporary = path.with_name(path.name + ".tmp")
-  temporary.write_bytes(content)
-  os.replace(temporary, path)

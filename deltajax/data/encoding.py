@@ -22,6 +22,7 @@ from deltajax.data.records import Reading, Tally
 from deltajax.data.sources import Part, read_documents
 from deltajax.data.tokenizers import Tokenizer
 from deltajax.data.workers import Tick
+from deltajax.files import digest_of, naming
 from deltajax.routing.validation import ConfigError
 
 # To be raised when the same part gives other files.
@@ -113,16 +114,12 @@ def encode_part(
   how = [part.kind, Path(part.paths[0]).suffix, dataclasses.asdict(reading)]
   what = [sha256, part.split, part.begin, part.end]
   key = [_VERSION, *how, *what, tokenizer.fingerprint]
-  name = storage.digest(key)[:32]
+  name = digest_of(key)[:32]
   target = Path(directory, name)
 
   def write(scratch: Path) -> Path:
-    try:
+    with naming(scratch):
       counts = _write(part, reading, tokenizer, scratch, tick)
-    except OSError as error:
-      if error.errno and not error.filename:  # Python leaves it out.
-        error.filename = str(scratch)
-      raise
     if _times(part) != before:
       raise ConfigError(f"{part.name} was changed while it was read.")
     notes = {"sizes": _sizes(scratch), "counts": counts}

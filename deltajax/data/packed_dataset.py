@@ -29,6 +29,7 @@ from deltajax.data.packing import (
   token_dtype,
 )
 from deltajax.data.tokenizers import Tokenizer
+from deltajax.files import digest_of
 from deltajax.routing.validation import ConfigError
 
 _NAME = "packed"
@@ -66,7 +67,7 @@ def pack_texts(
     tokenizer.fingerprint,
     sequence_length,
   ]
-  name = storage.digest(key)[:16]
+  name = digest_of(key)[:16]
   target = data_dir / _NAME / name / PACK_VERSION
 
   def write(scratch: Path) -> Path:

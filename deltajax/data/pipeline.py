@@ -31,6 +31,7 @@ from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
 from deltajax.data.split_plan import Fractions
 from deltajax.data.tokenizers import get_tokenizer
+from deltajax.files import digest_of
 from deltajax.routing.validation import ConfigError, unknown_name
 
 DATASETS = {PythonStdlib.name: PythonStdlib}
@@ -147,7 +148,7 @@ def _prepared(
   ]
   held_out = fractions.validation
   key = [PACK_VERSION, fingerprint, sequence_length, held_out, files]
-  digest = storage.digest(key)[:16]
+  digest = digest_of(key)[:16]
   target = Path(data_dir).expanduser() / "prepared" / digest
   if not storage.is_dataset(target):
     # Processes take longer to start than a small corpus to read.
@@ -197,7 +198,7 @@ class Mixture:
       infos[0],
       num_tokens=sum(info.num_tokens for info in infos),
       num_documents=sum(info.num_documents for info in infos),
-      fingerprint=storage.digest(parts),
+      fingerprint=digest_of(parts),
     )
 
 

@@ -18,7 +18,6 @@ import shutil
 import time
 from typing import Any
 
-from deltajax.data import storage
 from deltajax.data.encoding import remove_unfinished
 from deltajax.data.manifest import FILE_NAME, Manifest, read_manifest, Source
 from deltajax.data.packed_dataset import (
@@ -48,6 +47,7 @@ from deltajax.data.split_plan import (
 from deltajax.data.tokenizer_file import FileTokenizer
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.data.workers import available_cores, start_workers, Workers
+from deltajax.files import digest_of
 from deltajax.routing.validation import ConfigError
 
 TOKENIZER_DIRECTORY = "tokenizer"
@@ -206,7 +206,7 @@ class _Job:
   def _directories(self, planned: Sequence[PlannedPart]) -> tuple[Path, Path]:
     """Of rows, and of notes on them; those of other plans are removed."""
     key = [self.decided, [part.encoded.directory for part in planned]]
-    digest = storage.digest(key)[:16]
+    digest = digest_of(key)[:16]
     rows, done = (
       self.scratch / f"rows-{digest}",
       self.scratch / f"done-{digest}",

@@ -6,8 +6,6 @@ through `as_data_source`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
-import hashlib
-import json
 import os
 from pathlib import Path
 import tempfile
@@ -16,6 +14,7 @@ from typing import Any
 from absl import logging
 import tensorflow_datasets as tfds
 
+from deltajax.files import digest_of
 from deltajax.routing.validation import ConfigError, unknown_name
 
 
@@ -184,11 +183,6 @@ def split_names(directory: str | os.PathLike[str]) -> list[str]:
   return list(open_dataset(directory).info.splits)
 
 
-def digest(values: Any) -> str:
-  """sha256 (hex) of plain values, as JSON writes them."""
-  return hashlib.sha256(json.dumps(values).encode()).hexdigest()
-
-
 def stamp(directory: str | os.PathLike[str]) -> str:
   """Says which data a directory holds, without reading them.
 
@@ -199,7 +193,7 @@ def stamp(directory: str | os.PathLike[str]) -> str:
     (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns)
     for entry in os.scandir(Path(directory).expanduser())
   ]
-  return digest(sorted(found))
+  return digest_of(sorted(found))
 
 
 def read_texts(directory: str | os.PathLike[str], split: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 import deltajax
 from deltajax.config import ModelConfig, to_dict
-from deltajax.data.storage import digest
+from deltajax.files import digest_of
 from deltajax.training.load import NOT_THE_MODEL
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "lm_eval")
@@ -37,7 +37,7 @@ def config_digest(config: ModelConfig) -> str:
   """sha256 (hex) of what a model is, not of how it is computed."""
   values = traverse_util.flatten_dict(to_dict(config), sep=".")
   kept = {k: x for k, x in sorted(values.items()) if k not in NOT_THE_MODEL}
-  return digest(kept)
+  return digest_of(kept)
 
 
 def code_fingerprint() -> dict[str, Any]:

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from deltajax.config import ConfigError
-from deltajax.data.storage import digest
+from deltajax.files import digest_of
 
 # Groups that are not lm-eval's: their number is the plain mean of `acc`.
 GROUPS = {
@@ -273,6 +273,6 @@ def _mean(tasks: Sequence[list[dict[str, Any]]]) -> dict[str, Any]:
 
 def _samples_digest(samples: Sequence[dict[str, Any]]) -> str:
   """sha256 (hex) of documents, prompts and targets."""
-  return digest(
+  return digest_of(
     [[x["doc_hash"], x["prompt_hash"], x["target_hash"]] for x in samples]
   )

@@ -29,6 +29,7 @@ from deltajax.evaluation.perplexity import (
 )
 from deltajax.evaluation.scoring import Scorer
 from deltajax.evaluation.windows import check_windows
+from deltajax.files import digest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +177,7 @@ class TextFiles(Text):
   def fingerprint(self) -> str:
     """Of the files and the tokenizer."""
     files = [part.sha256() for part in self.parts]
-    return storage.digest([files, self.tokenizer.fingerprint])
+    return digest_of([files, self.tokenizer.fingerprint])
 
   def score(self, scorer: Scorer, params: Any, batch_size: int) -> Quality:
     """See `Text`."""

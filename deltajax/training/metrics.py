@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import secrets
 import time
 from typing import Any
 
 from deltajax.config import ConfigError, RunConfig, to_dict
+from deltajax.files import write_file
 from deltajax.training import hosts, tensorboard
 from deltajax.training.appended_file import AppendedFile
-from deltajax.training.run_directory import naming, RunDirectory
+from deltajax.training.run_directory import RunDirectory
 
 
 class MetricsWriter:
@@ -160,10 +160,7 @@ def _drop_lines_after(path: pathlib.Path, step: int) -> None:
       continue  # A process that was killed while writing tears its last line.
     if step and seen <= step:
       kept.append(line + "\n")
-  temporary = path.with_suffix(".tmp")
-  with naming(temporary):
-    temporary.write_text("".join(kept))
-  os.replace(temporary, path)
+  write_file(path, "".join(kept))
 
 
 def metrics_writer(

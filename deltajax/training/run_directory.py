@@ -18,6 +18,7 @@ from deltajax.config import (
   RunConfig,
   to_dict,
 )
+from deltajax.files import naming, temporary_of, write_file
 
 LOCK = "lock"
 
@@ -144,7 +145,7 @@ class RunDirectory:
       raise ConfigError(f"--workdir {self.root} is a file, not a directory.")
     if not self.config.exists():
       # A crash while the config was written leaves its temporary file.
-      others = set(self.root.glob("*")) - {self._temporary_config}
+      others = set(self.root.glob("*")) - {temporary_of(self.config)}
       if others:
         raise ConfigError(
           f"--workdir {self.root} holds files but no config.json, so it is no"
@@ -162,24 +163,7 @@ class RunDirectory:
       return
     self.root.mkdir(parents=True, exist_ok=True)
     text = json.dumps(to_dict(config), indent=2) + "\n"
-    with naming(self._temporary_config):
-      self._temporary_config.write_text(text)
-    os.replace(self._temporary_config, self.config)
-
-  @property
-  def _temporary_config(self) -> pathlib.Path:
-    return self.config.with_suffix(".tmp")
-
-
-@contextlib.contextmanager
-def naming(path: pathlib.Path) -> Iterator[None]:
-  """Adds the path to an OSError of the block that names none: a full disk."""
-  try:
-    yield
-  except OSError as error:
-    if error.filename is None and error.errno is not None:
-      raise OSError(error.errno, error.strerror, str(path)) from None
-    raise
+    write_file(self.config, text)
 
 
 def check_same_run(old: RunConfig, new: RunConfig, what: str) -> None:

@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_config_is_refused(
 
 def test_leftovers_and_broken_files_of_a_run_directory(corpus, tmp_path):
   directory = RunDirectory(tmp_path)
-  (tmp_path / "config.tmp").write_text('{"mod')
+  (tmp_path / "config.json.tmp").write_text('{"mod')
   directory.check(tiny_config(corpus))
   (tmp_path / "config.json").write_text('{"mod')
   with pytest.raises(ConfigError, match=r"config\.json is not JSON"):

@@ -1,0 +1,47 @@
+"""Files that are written whole, and digests of plain values."""
+
+from collections.abc import Iterator
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+
+def temporary_of(path: pathlib.Path) -> pathlib.Path:
+  """What `write_file` writes first; a process that is killed may leave it."""
+  return path.with_name(path.name + ".tmp")
+
+
+def write_file(path: pathlib.Path, content: str | bytes) -> None:
+  """Writes a file, at once or not at all.
+
+  Args:
+    path: of the file; one that is there is replaced.
+    content: of it; text as UTF-8.
+
+  Raises:
+    OSError: with the path; the old file is then as it was.
+  """
+  data = content.encode() if isinstance(content, str) else content
+  temporary = temporary_of(path)
+  with naming(temporary):
+    temporary.write_bytes(data)
+  os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+  """Adds the path to an OSError of the block that names none: a full disk."""
+  try:
+    yield
+  except OSError as error:
+    if error.filename is None and error.errno is not None:
+      raise OSError(error.errno, error.strerror, str(path)) from None
+    raise
+
+
+def digest_of(values: Any) -> str:
+  """sha256 (hex) of plain values, as JSON writes them."""
+  return hashlib.sha256(json.dumps(values).encode()).hexdigest()
