@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.config import ModelConfig
-from deltajax.routing.choice import Choice, choose, traced_platform
+from deltajax.routing.choice import Choice, choose
 from deltajax.routing.sharding import active_sharding
 from deltajax.routing.validation import ConfigError
 
@@ -120,7 +120,7 @@ def dot_product_attention(
     None if segment_ids_BxT is None else str(segment_ids_BxT.dtype),
     1 if sharding is None else sharding.num_shards("sequence"),
   )
-  name = choose_attention(case, implementation, platform=traced_platform()).name
+  name = choose_attention(case, implementation).name
   return IMPLEMENTATIONS[name].run(
     query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT
   )
@@ -134,16 +134,14 @@ def choose_attention(
 ) -> Choice:
   """Returns the implementation that serves a case.
 
-  A name is refused on a platform that it does not run on. The platform is that
-  of the devices that are compiled for, which need not be there. (`cudnn` needs
-  JAX's CUDA plug-in all the same.)
+  A name is refused on a platform that it does not run on. The devices that are
+  compiled for need not be there; `cudnn` needs JAX's CUDA plug-in all the same.
 
   Args:
     case: what is computed.
     implementation: a name, or None for the first that supports the case of
       `splash` (tpu), `cudnn` (gpu), `xla`.
-    platform: `cpu`, `gpu` or `tpu`. None: that of JAX's default backend, and
-      a name may be meant for another.
+    platform: as for `choice.choose`.
 
   Raises:
     ConfigError: if the implementation is unknown or does not support the case.

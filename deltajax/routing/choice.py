@@ -5,9 +5,7 @@ import functools
 import logging
 from typing import Any, NamedTuple, Protocol
 
-import jax
-
-from deltajax.routing.sharding import active_sharding
+from deltajax.routing.sharding import traced_platform
 from deltajax.routing.validation import check_name, ConfigError
 
 
@@ -52,8 +50,7 @@ def choose(
 ) -> Choice:
   """Returns the implementation that serves a case.
 
-  A name is refused on a platform that it does not run on. The platform is that
-  of the devices that are compiled for, which need not be there.
+  A name is refused on a platform that it does not run on.
 
   Args:
     what: is implemented, for messages.
@@ -61,19 +58,18 @@ def choose(
     implementations: by name.
     automatic: names in the order in which they are tried.
     name: of the only one that may serve; None for the first that does.
-    platform: `cpu`, `gpu` or `tpu`. None: that of JAX's default backend, and
-      a name may be meant for another.
+    platform: `cpu`, `gpu` or `tpu`; None for `sharding.traced_platform`.
 
   Raises:
     ConfigError: if a name is unknown or cannot serve.
   """
+  platform = platform or traced_platform()
   if name is not None:
     check_name(f"{what} implementation", name, implementations)
     reason = _refusal(implementations[name], case, platform)
     if reason is not None:
       raise ConfigError(f"{what} {name!r} cannot serve: {reason}.")
     return Choice(name, {})
-  platform = platform or jax.default_backend()
   rejected: dict[str, str] = {}
   for candidate in automatic:
     reason = _refusal(implementations[candidate], case, platform)
@@ -90,16 +86,10 @@ def _log_once(line: str) -> None:
   logging.getLogger(__name__).info(line)
 
 
-def traced_platform() -> str | None:
-  """The platform of the mesh that is traced for, if there is one."""
-  sharding = active_sharding()
-  return None if sharding is None else sharding.platform
-
-
 def _refusal(
-  implementation: Implementation, case: Any, platform: str | None
+  implementation: Implementation, case: Any, platform: str
 ) -> str | None:
   needed = implementation.platform
-  if needed is not None and platform not in (None, needed):
+  if needed not in (None, platform):
     return f"it runs on {needed}, the platform is {platform}"
   return implementation.refusal(case)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.kernels import gpu, tpu, tpu_plan
-from deltajax.routing.choice import Choice, choose, traced_platform
+from deltajax.routing.choice import Choice, choose
 from deltajax.routing.memory import Sources
 from deltajax.routing.partial_read import (
   MASKED,
@@ -103,7 +103,7 @@ def depth_attention(
   )
   _check_shapes(queries_RxK, sources, stream_BxTxD, heads, key_dim)
   case = case_of(queries_RxK, memory_SxBxTxD, heads, eps)
-  name = choose_reader(case, implementation, platform=traced_platform()).name
+  name = choose_reader(case, implementation).name
   if name == "reference":
     mixed_RxBxTxD = _definition(queries_RxK, sources, heads, eps)
   else:

@@ -17,7 +17,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from deltajax.routing.partial_read import MASKED, PartialRead, ReadCase
-from deltajax.routing.sharding import active_sharding
+from deltajax.routing.sharding import active_sharding, traced_device
 
 
 class Reader(NamedTuple):
@@ -60,9 +60,8 @@ def case_of(
   """
   sharding = active_sharding()
   length, width = slots_SxBxTxD.shape[2:]
-  device = jax.devices()[0]
+  device = traced_device()
   if sharding is not None:
-    device = sharding.device
     length //= sharding.num_shards("sequence")
   return ReadCase(
     reads=len(queries_RxK),

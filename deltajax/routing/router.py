@@ -12,7 +12,6 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from deltajax.routing.choice import traced_platform
 from deltajax.routing.depth_attention import (
   add_stream,
   choose_reader,
@@ -253,7 +252,7 @@ def read_stored(
   )
   queries_RxK = jnp.concatenate(queries)
   case = case_of(queries_RxK, slots_SxBxTxD, heads, eps)
-  name = choose_reader(case, implementation, platform=traced_platform()).name
+  name = choose_reader(case, implementation).name
   read, slots_SxBxTxD = read_slots(
     READERS[name], queries_RxK, slots_SxBxTxD, visible_R, case
   )

@@ -35,8 +35,7 @@ class Sharding:
   @property
   def platform(self) -> str:
     """Of the devices: `cpu`, `gpu` or `tpu`."""
-    platform = self.mesh.devices.flat[0].platform
-    return "gpu" if platform in ("cuda", "rocm") else platform
+    return _platform_of(self.device)
 
   @property
   def device(self) -> Any:
@@ -104,6 +103,31 @@ _active: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
 def active_sharding() -> Sharding | None:
   """The sharding that is traced for, if any."""
   return _active.get()
+
+
+def traced_device() -> Any:
+  """One of the devices that a program is traced for.
+
+  One of the mesh if there is one, otherwise JAX's default device. Whoever
+  compiles for devices that this machine does not have gives them as a mesh.
+  """
+  sharding = active_sharding()
+  if sharding is not None:
+    return sharding.device
+  default = jax.config.jax_default_device
+  if default is None or isinstance(default, str):
+    return jax.devices(default)[0]
+  return default
+
+
+def traced_platform() -> str:
+  """The platform of `traced_device`: `cpu`, `gpu` or `tpu`."""
+  return _platform_of(traced_device())
+
+
+def _platform_of(device: Any) -> str:
+  platform = device.platform
+  return "gpu" if platform in ("cuda", "rocm") else platform
 
 
 @contextlib.contextmanager

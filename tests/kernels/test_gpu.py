@@ -90,15 +90,9 @@ from deltajax.routing.depth_attention import choose_reader
 from deltajax.routing.readers import case_of
 case = case_of(jnp.ones((1, 8)), jnp.ones((2, 1, 4, 8)), 1, 1e-6)
 print(choose_reader(case, platform="gpu"))
-for name in ("pallas_triton", "interpret_triton"):
+for name, platform in (("pallas_triton", "gpu"), ("interpret_triton", None)):
   try:
-    deltajax.depth_attention(
-      jnp.ones((1, 8)),
-      jnp.ones((2, 1, 4, 8)),
-      visible=2,
-      eps=1e-6,
-      implementation=name,
-    )
+    choose_reader(case, name, platform)
   except deltajax.ConfigError as error:
     print(error)
 """

@@ -182,19 +182,24 @@ def test_attention_is_causal_under_splash():
   np.testing.assert_array_equal(before[:, :150], after[:, :150])
 
 
+def choose_on_its_platform(name: str, case):
+  platform = attention.IMPLEMENTATIONS[name].platform
+  return choose_attention(case, name, platform=platform)
+
+
 def refused(name: str, **changes) -> str:
   """The reason, which an explicit choice must raise."""
   case = dataclasses.replace(CASE, **changes)
   reason = attention.IMPLEMENTATIONS[name].refusal(case)
   with pytest.raises(ConfigError) as error:
-    choose_attention(case, name)
+    choose_on_its_platform(name, case)
   assert str(error.value) == f"attention {name!r} cannot serve: {reason}."
   return reason
 
 
 @pytest.mark.parametrize("name", ["splash", "splash_interpret"])
 def test_splash_says_why_not(name):
-  assert choose_attention(CASE, name) == (name, {})
+  assert choose_on_its_platform(name, CASE) == (name, {})
   assert "multiple of 128, it is 200" in refused(name, length=200)
   assert "multiple of 128, it is 1" in refused(name, length=1)
   assert "the dtype is float16" in refused(name, dtype="float16")
@@ -217,7 +222,7 @@ def test_cudnn_says_why_not(monkeypatch):
   assert "NVIDIA GPU, this one is gfx942" in refused("cudnn")
   for capability, widest in ((None, 128), ("8.0", 128), ("9.0", 256)):
     gpu(capability)
-    assert choose_attention(CASE, "cudnn") == ("cudnn", {})
+    assert choose_on_its_platform("cudnn", CASE) == ("cudnn", {})
     reason = refused("cudnn", head_dim=widest + 8)
     assert f"at most {widest}, it is {widest + 8}" in reason
   gpu("10.0")
@@ -226,7 +231,7 @@ def test_cudnn_says_why_not(monkeypatch):
   assert "dtype is float64" in refused("cudnn", dtype="float64")
   assert "even T, it is 255" in refused("cudnn", length=255)
   odd = dataclasses.replace(CASE, length=255, segment_dtype=None)
-  assert choose_attention(odd, "cudnn") == ("cudnn", {})
+  assert choose_on_its_platform("cudnn", odd) == ("cudnn", {})
 
 
 def test_automatic_choice_names_what_it_rejects(monkeypatch):
@@ -254,7 +259,7 @@ def test_automatic_choice_names_what_it_rejects(monkeypatch):
 def test_calls_raise_what_the_choice_raises():
   with pytest.raises(ConfigError, match=r"multiple of 128, it is 13"):
     dot_product_attention(*inputs(13), implementation="splash_interpret")
-  with pytest.raises(ConfigError, match=r"the dtype is float32"):
+  with pytest.raises(ConfigError, match=r"on gpu, the platform is cpu"):
     dot_product_attention(*inputs(13), implementation="cudnn")
   with pytest.raises(ConfigError, match=r"did you mean 'splash'"):
     dot_product_attention(*inputs(13), implementation="splas")
@@ -328,12 +333,11 @@ def test_cudnn_lowers_for_cuda(monkeypatch, lengths):
   """What it computes needs a GPU; that the mask reaches cuDNN does not."""
   from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-  monkeypatch.setattr(attention, "_has_cuda", lambda: True)
   monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
   segment_ids = None if lengths is None else documents(*lengths)
 
   def loss(arrays, segment_ids):
-    mixed = dot_product_attention(*arrays, segment_ids, implementation="cudnn")
+    mixed = attention.IMPLEMENTATIONS["cudnn"].run(*arrays, segment_ids)
     return jnp.sum(mixed.astype(jnp.float32))
 
   arrays = inputs(128, head_dim=64, dtype="bfloat16")
@@ -356,7 +360,7 @@ def test_splash_compiles_for_tpu():
     import jax
     from jax.experimental import topologies
     import jax.numpy as jnp
-    from deltajax.models.attention import dot_product_attention
+    from deltajax.models.attention import IMPLEMENTATIONS
 
     topology = topologies.get_topology_desc(
       platform="tpu", topology_name="v5e:2x2"
@@ -364,7 +368,7 @@ def test_splash_compiles_for_tpu():
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
 
     def loss(arrays, ids):
-      mixed = dot_product_attention(*arrays, ids, implementation="splash")
+      mixed = IMPLEMENTATIONS["splash"].run(*arrays, ids)
       return jnp.sum(jnp.square(mixed.astype(jnp.float32)))
 
     def compile(length, heads, head_dim, dtype, segmented):
@@ -406,7 +410,7 @@ def test_splash_needs_the_sequence_whole():
     in (choose_attention(split, platform="tpu").rejected["splash"])
   )
   with pytest.raises(ConfigError, match="split over context 2"):
-    choose_attention(split, "splash")
+    choose_attention(split, "splash", platform="tpu")
 
 
 def test_splash_on_a_mesh_equals_xla_on_one_device():
@@ -461,6 +465,8 @@ def test_splash_on_a_mesh_equals_xla_on_one_device():
 
 
 def test_a_name_is_refused_on_another_platform():
+  with pytest.raises(ConfigError, match="the platform is cpu"):
+    choose_attention(CASE, "splash")
   for name, platform in (("splash", "cpu"), ("cudnn", "tpu")):
     with pytest.raises(ConfigError, match=f"the platform is {platform}"):
       choose_attention(CASE, name, platform=platform)

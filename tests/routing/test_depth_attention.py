@@ -526,6 +526,8 @@ def call(queries=(1, 8), memory=(3, 2, 4, 8), **options):
       {"implementation": "mosaic"},
       "interpret, interpret_triton, pallas_tpu, pallas_triton, reference",
     ),
+    ({"implementation": "pallas_tpu"}, "it runs on tpu, the platform is cpu"),
+    ({"implementation": "pallas_triton"}, "on gpu, the platform is cpu"),
     ({"memory": (3, 4, 8)}, r"\(3, 4, 8\)"),
     ({"queries": (8,)}, r"\(8,\)"),
     ({"queries": (1, 7)}, "size 7 .* size 8"),
