@@ -4,8 +4,9 @@ Written in Pallas for Triton, which XLA runs from compute capability 8.0
 (Ampere) up.
 A program takes a few tokens, whole vectors of them, and goes over the sources
 that they see; all reads and heads take what they need of a source while it is
-in registers, and an online softmax makes one mix of each. Any width works: it
-is masked up to a power of two.
+in registers, and an online softmax makes one mix of each. A width is masked up
+to a power of two; how many tokens, and what stays in registers, says
+`deltajax.kernels.gpu_plan`.
 
 The gradient is that of `deltajax.kernels.tpu`, which see. A program of the
 backward pass takes one tile of tokens after the other and sums the gradient of
@@ -19,18 +20,19 @@ key size, G = R H logits of a source.
 from collections.abc import Callable
 from functools import partial
 import importlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
+import numpy as np
 
 from deltajax.kernels import MASKED, without_x64
+from deltajax.kernels.gpu_plan import choose_tile, Tile
 
-# Elements of [tokens, D] that a program holds at once: 4096 in float32 are 16
-# KiB of the 256 KiB of registers of a multiprocessor.
-TILE_ELEMENTS = 4096
+_X = TypeVar("_X")
+
 # Programs of the backward pass, at most: each leaves one gradient of the
 # queries. About two for each multiprocessor of a large GPU.
 BACKWARD_PROGRAMS = 256
@@ -77,19 +79,23 @@ def read_forward(
   Returns:
     mix_RxBxTxD in the dtype of the memory, and lse_RxHxBxT in float32; where
     nothing is visible 0 and -1e30.
+
+  Raises:
+    ValueError: if no tile fits, see `gpu_plan.choose_tile`.
   """
   num_slots, batch, length, width = slots_SxBxTxD.shape
   reads, key_size = queries_RxK.shape
   num_tokens = batch * length
-  case = _Case.make(num_tokens, width, reads, heads, key_size, eps)
+  tile = choose_tile(num_tokens, width, reads, heads, backward=False)
+  case = _Case(num_tokens, width, reads, heads, key_size, eps, tile)
   mix_RxNxD, lse_GxN = pl.pallas_call(
     partial(_forward_kernel, case=case),
-    grid=(pl.cdiv(num_tokens, case.tokens),),
+    grid=(pl.cdiv(num_tokens, tile.tokens),),
     out_shape=[
       jax.ShapeDtypeStruct((reads, num_tokens, width), slots_SxBxTxD.dtype),
       jax.ShapeDtypeStruct((reads * heads, num_tokens), jnp.float32),
     ],
-    compiler_params=plgpu.CompilerParams(num_warps=case.warps, num_stages=2),
+    compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=2),
     interpret=interpret,
     name="depth_attention_forward",
   )(
@@ -135,12 +141,16 @@ def read_backward(
 
   Returns:
     d_queries_RxK, float32, and d_slots_SxBxTxD with the read's part added.
+
+  Raises:
+    ValueError: if no tile fits, see `gpu_plan.choose_tile`.
   """
   num_slots, batch, length, width = slots_SxBxTxD.shape
   reads, key_size = queries_RxK.shape
   num_tokens = batch * length
-  case = _Case.make(num_tokens, width, reads, heads, key_size, eps)
-  num_tiles = pl.cdiv(num_tokens, case.tokens)
+  tile = choose_tile(num_tokens, width, reads, heads, backward=True)
+  case = _Case(num_tokens, width, reads, heads, key_size, eps, tile)
+  num_tiles = pl.cdiv(num_tokens, tile.tokens)
   programs = min(num_tiles, BACKWARD_PROGRAMS)
   memory = (num_slots, num_tokens, width)
   mixes = (reads, num_tokens, width)
@@ -163,7 +173,7 @@ def read_backward(
       jax.ShapeDtypeStruct((programs, reads, key_size), jnp.float32),
     ],
     input_output_aliases={len(inputs) - 1: 0},
-    compiler_params=plgpu.CompilerParams(num_warps=case.warps, num_stages=2),
+    compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=2),
     interpret=interpret,
     name="depth_attention_backward",
   )(*inputs)
@@ -179,36 +189,17 @@ class _Case(NamedTuple):
   heads: int
   key_size: int
   eps: float
-  tokens: int  # of a tile, a power of two
-  channels: int  # the power of two that holds the width
-  warps: int
-
-  @classmethod
-  def make(cls, num_tokens, width, reads, heads, key_size, eps) -> "_Case":
-    channels = pl.next_power_of_2(width)
-    tokens = max(TILE_ELEMENTS // channels, 1)
-    warps = min(max(tokens * channels // 512, 1), 16)
-    return cls(
-      num_tokens,
-      width,
-      reads,
-      heads,
-      key_size,
-      eps,
-      min(tokens, pl.next_power_of_2(num_tokens)),
-      channels,
-      warps,
-    )
+  tile: Tile
 
   def head(self, h: int) -> jax.Array:
     """Which channels of a value belong to a head: [1, D]."""
     size = self.width // self.heads
-    channel = jnp.arange(self.channels)[None]
+    channel = jnp.arange(self.tile.channels)[None]
     return (channel >= h * size) & (channel < (h + 1) * size)
 
   def key(self) -> jax.Array:
     """The element of a key that a channel is; negative before the first."""
-    return jnp.arange(self.channels) - (self.width - self.key_size)
+    return jnp.arange(self.tile.channels) - (self.width - self.key_size)
 
   def in_key(self) -> jax.Array:
     """Which channels belong to a key: [D]."""
@@ -220,8 +211,8 @@ class _Case(NamedTuple):
     return (self.key() >= h * size) & (self.key() < (h + 1) * size)
 
 
-class _Tile(NamedTuple):
-  """Some tokens, and where their vectors lie."""
+class _Tokens(NamedTuple):
+  """The tokens of a tile, and where their vectors lie."""
 
   rows: jax.Array
   columns: jax.Array
@@ -229,9 +220,9 @@ class _Tile(NamedTuple):
   valid: jax.Array
 
   @classmethod
-  def make(cls, index, case: _Case) -> "_Tile":
-    rows = index * case.tokens + jnp.arange(case.tokens)
-    columns = jnp.arange(case.channels)
+  def make(cls, index, case: _Case) -> "_Tokens":
+    rows = index * case.tile.tokens + jnp.arange(case.tile.tokens)
+    columns = jnp.arange(case.tile.channels)
     valid_rows = rows < case.num_tokens
     return cls(
       rows,
@@ -262,22 +253,26 @@ class _Tile(NamedTuple):
     return plgpu.load(ref.at[i, self.rows], mask=self.valid_rows, other=0)
 
 
-def _load_queries(queries_ref, case: _Case) -> list[list[jax.Array]]:
-  """Queries [1, D] of every read and head, zero where a key has nothing."""
-  queries = []
-  for r in range(case.reads):
+def _queries(queries_ref, case: _Case) -> Callable[[int, int], jax.Array]:
+  """The query [1, D] of a read and head, zero where its key has nothing."""
+
+  def load(r, h):
     query = plgpu.load(
       queries_ref.at[r, jnp.maximum(case.key(), 0)],
-      mask=case.in_key(),
+      mask=case.in_head_key(h),
       other=0,
     )
-    queries.append(
-      [
-        jnp.where(case.in_head_key(h), query, 0)[None]
-        for h in range(case.heads)
-      ]
-    )
-  return queries
+    return query[None]
+
+  return _kept(case, load, np.ndindex(case.reads, case.heads))
+
+
+def _kept(case: _Case, load: Callable[..., _X], arguments) -> Callable[..., _X]:
+  """What `load` gives for these arguments; loaded now, if it stays."""
+  if not case.tile.keeps:
+    return load
+  found = {of: load(*of) for of in arguments}
+  return lambda *of: found[of]
 
 
 def _rstd(x, case: _Case) -> jax.Array:
@@ -311,8 +306,8 @@ def _for_reads(case: _Case, function: Callable[[int, int], Any]) -> list:
 def _forward_kernel(
   visible_ref, queries_ref, slots_ref, mix_ref, lse_ref, *, case: _Case
 ):
-  tile = _Tile.make(pl.program_id(0), case)
-  queries = _load_queries(queries_ref, case)
+  tile = _Tokens.make(pl.program_id(0), case)
+  query = _queries(queries_ref, case)
   visible, most = _num_visible(visible_ref, case)
 
   def absorb(s, online):
@@ -321,7 +316,7 @@ def _forward_kernel(
     rstd = _rstd(x, case)
 
     def logit(r, h):
-      found = jnp.sum(queries[r][h] * x, axis=1) * rstd
+      found = jnp.sum(query(r, h) * x, axis=1) * rstd
       return jnp.where(s < visible[r], found, MASKED)
 
     logits = _for_reads(case, logit)
@@ -344,7 +339,7 @@ def _forward_kernel(
       ],
     )
 
-  zeros = jnp.zeros((case.tokens,), jnp.float32)
+  zeros = jnp.zeros((case.tile.tokens,), jnp.float32)
   largest, total, mixes = lax.fori_loop(
     0,
     most,
@@ -352,7 +347,8 @@ def _forward_kernel(
     (
       _for_reads(case, lambda r, h: zeros + MASKED),
       _for_reads(case, lambda r, h: zeros),
-      [jnp.zeros((case.tokens, case.channels), jnp.float32)] * case.reads,
+      [jnp.zeros((case.tile.tokens, case.tile.channels), jnp.float32)]
+      * case.reads,
     ),
   )
   for r in range(case.reads):
@@ -382,13 +378,14 @@ def _backward_kernel(
   tiles: int,
 ):
   program = pl.program_id(0)
-  queries = _load_queries(queries_ref, case)
+  query = _queries(queries_ref, case)
   visible, most = _num_visible(visible_ref, case)
 
   def tile_gradient(i, d_queries):
-    tile = _Tile.make(program * tiles + i, case)
-    d_mixes = [tile.load(d_mix_ref, r) for r in range(case.reads)]
-    mixes = [tile.load(mix_ref, r) for r in range(case.reads)]
+    tile = _Tokens.make(program * tiles + i, case)
+    every_read = list(np.ndindex(case.reads))
+    mix = _kept(case, partial(tile.load, mix_ref), every_read)
+    d_mix = _kept(case, partial(tile.load, d_mix_ref), every_read)
 
     def at(ref):
       return _for_reads(
@@ -400,15 +397,16 @@ def _backward_kernel(
     def source_gradient(s, d_queries):
       x = tile.load(slots_ref, s)
       rstd = _rstd(x, case)
-      shrink = jnp.zeros((case.tokens,), jnp.float32)
+      shrink = jnp.zeros((case.tile.tokens,), jnp.float32)
       d_x = tile.load(d_old_ref, s)
       new_d_queries = []
       for r in range(case.reads):
-        off = d_mixes[r] * (x - mixes[r])
+        d_mixed = d_mix(r)
+        off = d_mixed * (x - mix(r))
         alphas = []
         d_query = d_queries[r]
         for h in range(case.heads):
-          logit = jnp.sum(queries[r][h] * x, axis=1) * rstd
+          logit = jnp.sum(query(r, h) * x, axis=1) * rstd
           seen = tile.valid_rows & (s < visible[r])
           logit = jnp.where(seen, logit, MASKED)
           alpha = jnp.where(seen, jnp.exp(logit - lse[r][h]), 0)
@@ -417,11 +415,11 @@ def _backward_kernel(
           # Rows beyond the end may have an rstd of infinity.
           d_dot = jnp.where(seen, d_logit * rstd, 0)
           shrink += jnp.where(seen, d_logit * logit, 0)
-          d_x += d_dot[:, None] * queries[r][h]
+          d_x += d_dot[:, None] * query(r, h)
           own = x if case.heads == 1 else jnp.where(case.in_head_key(h), x, 0)
           d_query += jnp.sum(d_dot[:, None] * own, axis=0)
           alphas.append(alpha)
-        d_x += _spread(alphas, case) * d_mixes[r]
+        d_x += _spread(alphas, case) * d_mixed
         new_d_queries.append(d_query)
       shrink *= rstd * rstd / case.key_size
       d_x -= jnp.where(case.in_key(), x, 0) * shrink[:, None]
@@ -430,7 +428,7 @@ def _backward_kernel(
 
     return lax.fori_loop(0, most, source_gradient, d_queries)
 
-  nothing = [jnp.zeros((case.channels,), jnp.float32)] * case.reads
+  nothing = [jnp.zeros((case.tile.channels,), jnp.float32)] * case.reads
   d_queries = lax.fori_loop(0, tiles, tile_gradient, nothing)
   for r in range(case.reads):
     plgpu.store(

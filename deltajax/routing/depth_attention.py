@@ -13,6 +13,7 @@ C = D / H, N all sources of a read (null, slots, running).
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 import types
 from typing import Any
 
@@ -21,7 +22,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from deltajax.kernels import gpu, tpu, tpu_plan
+from deltajax.kernels import gpu, gpu_plan, tpu, tpu_plan
 from deltajax.routing.choice import Choice, choose
 from deltajax.routing.memory import Sources
 from deltajax.routing.partial_read import (
@@ -281,35 +282,47 @@ def _dtype_refusal(case: ReadCase) -> str | None:
   return None
 
 
-def _tpu_refusal(case: ReadCase) -> str | None:
-  if _dtype_refusal(case) is not None:
-    return _dtype_refusal(case)
+def _tile_refusal(choose_tile: Callable[..., Any]) -> str | None:
+  """Why no tile fits a pass or its gradient, or None."""
   try:
-    tpu_plan.choose_tile(
-      case.length,
-      case.width,
-      case.reads,
-      case.heads,
-      case.dtype,
-      backward=True,
-      device_kind=case.device_kind,
-    )
+    for backward in (False, True):
+      choose_tile(backward=backward)
   except ValueError as error:
     return str(error)
   return None
 
 
+def _tpu_refusal(case: ReadCase) -> str | None:
+  return _dtype_refusal(case) or _tile_refusal(
+    partial(
+      tpu_plan.choose_tile,
+      case.length,
+      case.width,
+      case.reads,
+      case.heads,
+      case.dtype,
+      device_kind=case.device_kind,
+    )
+  )
+
+
 def _interpret_triton_refusal(case: ReadCase) -> str | None:
-  return gpu.unavailable() or _dtype_refusal(case)
+  return (
+    gpu.unavailable()
+    or _dtype_refusal(case)
+    or _tile_refusal(
+      partial(
+        gpu_plan.choose_tile, case.length, case.width, case.reads, case.heads
+      )
+    )
+  )
 
 
 def _triton_refusal(case: ReadCase) -> str | None:
-  if _interpret_triton_refusal(case) is not None:
-    return _interpret_triton_refusal(case)
   capability = case.compute_capability
   if capability is not None and float(capability) < 8:
     return f"Triton needs compute capability 8.0, this GPU has {capability}"
-  return None
+  return _interpret_triton_refusal(case)
 
 
 # How one pass over the memory may be done.

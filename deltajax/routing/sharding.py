@@ -114,7 +114,7 @@ def traced_device() -> Any:
   sharding = active_sharding()
   if sharding is not None:
     return sharding.device
-  default = jax.config.jax_default_device
+  default: Any = getattr(jax.config, "jax_default_device", None)
   if default is None or isinstance(default, str):
     return jax.devices(default)[0]
   return default

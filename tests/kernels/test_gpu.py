@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.kernel_parity import Case, EPS
-from deltajax.kernels import gpu
+from deltajax.kernels import gpu, gpu_plan
 from deltajax.routing.depth_attention import choose_reader, READERS
 from tests.kernels.cases import assert_close, run
 from tests.kernels.test_tpu import read_case
@@ -37,6 +37,15 @@ def a_gpu():
     (2, 123, 1, 1, 17, "float32"),
     (9, 96, 2, 3, 24, "float32"),
     (73, 4096, 3, 1, None, "bfloat16"),
+    (
+      9,
+      4096,
+      8,
+      1,
+      None,
+      "bfloat16",
+    ),  # all but a mix at a time is loaded again
+    (9, 8192, 2, 1, None, "bfloat16"),
   ],
 )
 def test_lowers_for_cuda(S, D, R, heads, key_size, dtype):
@@ -65,7 +74,17 @@ def test_lowers_for_cuda(S, D, R, heads, key_size, dtype):
 
 def test_programs_that_take_several_tiles():
   case = Case(S=3, T=1100, D=1280, R=2, B=1)
-  assert 2 * gpu.BACKWARD_PROGRAMS < 1100  # Two tokens of this width a tile.
+  tile = gpu_plan.choose_tile(case.T, case.D, case.R, 1, backward=True)
+  assert tile.tokens * gpu.BACKWARD_PROGRAMS < case.T
+  assert_close(case, run(case, "interpret_triton"))
+
+
+def test_what_does_not_stay_in_registers_is_loaded_again(monkeypatch):
+  """As wide vectors of many reads are, whatever the case."""
+  monkeypatch.setattr(gpu_plan, "REGISTERS", 20_000)
+  case = Case(S=5, T=9, D=1280, R=3, heads=2, visible=(5, 0, 3))
+  for backward in (False, True):
+    assert not gpu_plan.choose_tile(9, 1280, 3, 2, backward).keeps
   assert_close(case, run(case, "interpret_triton"))
 
 
@@ -77,6 +96,12 @@ def test_what_serves_on_a_gpu():
   t4 = choose_reader(read_case(compute_capability="7.5"), platform="gpu")
   assert t4.name == "xla"
   assert "8.0, this GPU has 7.5" in t4.rejected["pallas_triton"]
+  wide = choose_reader(read_case(width=8192, reads=3), platform="gpu")
+  assert wide.name == "xla"
+  assert wide.rejected["pallas_triton"] == (
+    "3 reads of width 8192 need 65,536 registers for one token, a program may"
+    " use 57,344"
+  )
   in_float64 = choose_reader(read_case(dtype="float64"), platform="gpu")
   assert "float64" in in_float64.rejected["pallas_triton"]
 

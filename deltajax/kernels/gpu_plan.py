@@ -1,0 +1,92 @@
+"""How the GPU kernels cut their work: tokens of a tile, warps, registers.
+
+A program keeps what it works on in registers, in float32 whatever the dtype of
+the memory is. Every multiprocessor from Ampere (8.0) to Blackwell has 65,536
+registers of 32 bits, so that nothing here depends on the chip.
+
+Shapes: N tokens, D width, C channels (D padded to a power of two), R reads, H
+heads.
+"""
+
+from typing import NamedTuple
+
+from jax.experimental import pallas as pl
+
+# Of a multiprocessor.
+REGISTERS = 64 * 1024
+# What vectors may take of them: a tile of several tokens leaves room for a
+# second program, whose loads run while the first one computes. A single token
+# may take nearly all; the rest is for addresses and sums.
+TILE_SHARE, LARGEST_SHARE = 1 / 2, 7 / 8
+# Elements of a tile, at most: 4096 keep eight warps busy.
+TILE_ELEMENTS = 4096
+# Values that a thread should hold, of the 255 registers that it may have; and
+# warps of 32 threads that a program may have.
+VALUES_OF_A_THREAD = 64
+MAX_WARPS = 16
+
+
+class Tile(NamedTuple):
+  """What a program works on at once.
+
+  Attributes:
+    tokens: a power of two.
+    channels: C.
+    warps: of 32 threads.
+    keeps: whether queries, and backward mixes and their gradients, stay in
+      registers; otherwise they are loaded again, from the cache, for each
+      source.
+    registers: that vectors take.
+  """
+
+  tokens: int
+  channels: int
+  warps: int
+  keeps: bool
+  registers: int
+
+
+def choose_tile(
+  num_tokens: int, width: int, reads: int, heads: int, backward: bool
+) -> Tile:
+  """The largest tile of tokens whose vectors fit into registers.
+
+  Vectors of a token: forward a source and R mixes; backward a source and its
+  gradient, and a mix and its gradient, of each read where they are kept.
+  Vectors of a program: backward R gradients of queries; and a query, that of
+  each read and head where they are kept.
+
+  Args:
+    num_tokens: N.
+    width: D.
+    reads: R.
+    heads: H.
+    backward: which of the two kernels.
+
+  Raises:
+    ValueError: if not even one token fits.
+  """
+  channels = pl.next_power_of_2(width)
+  largest = min(
+    max(TILE_ELEMENTS // channels, 1), pl.next_power_of_2(num_tokens)
+  )
+
+  def registers(tokens: int, keeps: bool) -> int:
+    of_token, of_program = 1 + reads, reads * heads if keeps else 1
+    if backward:
+      of_token = 2 + 2 * (reads if keeps else 1)
+      of_program += reads
+    return channels * (of_token * tokens + of_program)
+
+  halvings = [largest >> i for i in range(largest.bit_length())]
+  for tokens, keeps in [*((tokens, True) for tokens in halvings), (1, False)]:
+    needed = registers(tokens, keeps)
+    share = TILE_SHARE if tokens > 1 else LARGEST_SHARE
+    if needed <= share * REGISTERS:
+      threads = pl.cdiv(needed, VALUES_OF_A_THREAD)
+      warps = min(pl.next_power_of_2(pl.cdiv(threads, 32)), MAX_WARPS)
+      return Tile(tokens, channels, warps, keeps, needed)
+  raise ValueError(
+    f"{reads} reads of width {width} need {needed:,} registers for one token,"
+    f" a program may use {int(LARGEST_SHARE * REGISTERS):,}"
+  )

@@ -1,0 +1,50 @@
+"""Tiles of the GPU kernels, and the registers that they take."""
+
+import itertools
+
+import pytest
+
+from deltajax.kernels import gpu_plan
+
+BACKWARD = pytest.mark.parametrize("backward", [False, True])
+
+
+@BACKWARD
+def test_tiles_fit_and_are_powers_of_two(backward):
+  for num_tokens, width, reads, heads in itertools.product(
+    (1, 3, 8192), (8, 64, 123, 1280, 4096), (1, 2, 8), (1, 4)
+  ):
+    tile = gpu_plan.choose_tile(num_tokens, width, reads, heads, backward)
+    assert tile.tokens.bit_count() == tile.channels.bit_count() == 1
+    assert width <= tile.channels < 2 * width
+    assert tile.tokens < 2 * num_tokens
+    assert tile.tokens == 1 or (
+      tile.tokens * tile.channels <= gpu_plan.TILE_ELEMENTS
+    )
+    assert tile.registers <= 7 / 8 * gpu_plan.REGISTERS
+    assert 1 <= tile.warps <= gpu_plan.MAX_WARPS
+    # No thread may have more than 255 registers.
+    assert tile.registers / (32 * tile.warps) <= 128
+
+
+@pytest.mark.parametrize(
+  ("width", "reads", "backward", "tokens", "keeps", "vectors"),
+  [
+    (1024, 1, False, 4, True, 4 * 2 + 1),
+    (1024, 1, True, 4, True, 4 * 4 + 2),
+    (1024, 3, True, 2, True, 2 * 8 + 6),
+    (4096, 2, True, 1, True, 6 + 4),
+    (4096, 6, True, 1, False, 4 + 1 + 6),
+    (8192, 2, True, 1, False, 4 + 1 + 2),
+    (8192, 3, False, 1, True, 4 + 3),
+  ],
+)
+def test_what_a_program_holds(width, reads, backward, tokens, keeps, vectors):
+  tile = gpu_plan.choose_tile(8192, width, reads, 1, backward)
+  assert (tile.tokens, tile.keeps) == (tokens, keeps)
+  assert tile.registers == vectors * width
+
+
+def test_what_fits_no_program_is_refused():
+  with pytest.raises(ValueError, match=r"98,304 registers .* may use 57,344"):
+    gpu_plan.choose_tile(8192, 16_384, 1, 1, backward=True)
