@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.kernel_parity import Case
+from deltajax.kernels import tpu_plan
 from tests.helpers import changed_fields
 from tests.kernels.cases import (
   assert_close,
@@ -24,10 +25,20 @@ from tests.kernels.cases import (
 KERNELS = pytest.mark.parametrize("kernel", ["interpret", "interpret_triton"])
 
 
-def test_every_two_values_of_two_factors_meet_in_a_case():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_two_values_of_two_factors_meet_in_a_case(dtype):
   for one, two in itertools.combinations(FACTORS, 2):
-    met = {(getattr(case, one), getattr(case, two)) for case in PAIRS}
+    met = {
+      (getattr(case, one), getattr(case, two))
+      for case in PAIRS
+      if case.dtype == dtype
+    }
     assert met == set(itertools.product(FACTORS[one], FACTORS[two]))
+
+
+def test_every_case_takes_several_steps_of_the_grid():
+  for case in PAIRS:
+    assert case.B * case.S * -(-case.T // max(tpu_plan.TILES)) >= 3
 
 
 @KERNELS
@@ -101,7 +112,16 @@ def test_slots_that_nobody_sees_have_no_effect_and_keep_their_gradient(kernel):
 
 
 @KERNELS
-def test_two_runs_give_the_same_bits(kernel):
-  call = function(Case(S=5, T=300, R=2, dtype="bfloat16"), kernel)
+@pytest.mark.parametrize(
+  "case",
+  [
+    Case(S=5, T=300, R=2, dtype="bfloat16"),
+    Case(S=3, T=1100, R=3, D=123, visible=(3, 0, 2), heads=3),
+    Case(S=2, D=1280, T=520, B=1, dtype="bfloat16", key_size=64),
+  ],
+  ids=changed_fields,
+)
+def test_two_runs_give_the_same_bits(case, kernel):
+  call = function(case, kernel)
   for x, y in zip(call(), call(), strict=True):
     np.testing.assert_array_equal(x, y)

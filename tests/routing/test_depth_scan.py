@@ -160,10 +160,35 @@ def test_groups_in_float32(variant):
   )
 
 
-@pytest.mark.parametrize("variant", ["delta_block", "delta", "rd_attnres"])
-def test_bfloat16_is_as_near_to_float32_as_the_plain_scan(variant):
-  exact, _ = both_scans(variant, dtype="float32")
-  plain, ours = both_scans(variant, dtype="bfloat16")
+@pytest.mark.parametrize(
+  ("variant", "group", "kernel"),
+  [("delta", 3, "interpret"), ("attnres_full", 2, "interpret_triton")],
+)
+def test_groups_read_by_a_kernel(variant, group, kernel):
+  exact, _ = both_scans(variant, layers=6)
+  plain, _ = both_scans(variant, layers=6, dtype="float32")
+  _, ours = both_scans(
+    variant,
+    layers=6,
+    dtype="float32",
+    read_group=group,
+    depth_attention=kernel,
+  )
+  assert_equal_but_for_rounding(exact, plain, ours)
+
+
+@pytest.mark.parametrize(
+  ("variant", "options"),
+  [
+    ("delta_block", {}),
+    ("delta", {}),
+    ("rd_attnres", {}),
+    ("delta", {"layers": 6, "read_group": 3}),
+  ],
+)
+def test_bfloat16_is_as_near_to_float32_as_the_plain_scan(variant, options):
+  exact, _ = both_scans(variant, dtype="float32", **options)
+  plain, ours = both_scans(variant, dtype="bfloat16", **options)
 
   def distance(gradients):
     flat, _ = jax.flatten_util.ravel_pytree(gradients)

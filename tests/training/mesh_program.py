@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from typing import NamedTuple
 
 import chex
 import jax
@@ -22,18 +23,36 @@ from deltajax.training.mesh import make_sharding, place_batch
 from deltajax.training.step import Trainer
 
 MESHES = ((8, 1, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1), (1, 2, 2, 2), (2, 2, 1, 2))
-# Variants, and the kernels, interpreted, that are run on a mesh with each.
-KERNELS = {
-  "standard": (),
-  "delta_block": ("interpret",),
-  "delta": ("interpret_triton",),
-  "attnres_block": ("interpret_triton",),
-  "rd_delta_block": ("interpret", "interpret_triton"),
+
+
+class Layout(NamedTuple):
+  """How a model is run on 8 devices.
+
+  Attributes:
+    mesh: sizes of its axes.
+    depth_attention: None or a kernel, interpreted.
+    read_group: layers that read together.
+  """
+
+  mesh: tuple[int, ...] = (2, 2, 1, 2)
+  depth_attention: str | None = None
+  read_group: int = 1
+
+
+TPU = Layout(depth_attention="interpret")
+GPU = Layout(depth_attention="interpret_triton")
+ALONE = tuple(map(Layout, MESHES))
+LAYOUTS = {
+  "standard": ALONE,
+  "delta_block": (*ALONE, TPU),
+  "delta": (*ALONE, GPU, TPU._replace(read_group=2)),
+  "attnres_block": (*ALONE, GPU),
+  "attnres_full": (TPU, GPU._replace(read_group=2), Layout(read_group=4)),
+  "rd_delta_block": (*ALONE, TPU, GPU),
 }
-VARIANTS = tuple(KERNELS)
 
 
-def run_config(variant, mesh, depth_attention=None):
+def run_config(variant, mesh, depth_attention=None, read_group=1):
   data, fsdp, tensor, context = mesh
   return RunConfig(
     model=ModelConfig(
@@ -47,6 +66,7 @@ def run_config(variant, mesh, depth_attention=None):
       dtype="float32",
       remat="full",
       depth_attention=depth_attention,
+      read_group=read_group,
       routing=RoutingConfig(
         variant=variant,
         num_blocks=2,
@@ -138,16 +158,12 @@ def main(variants):
       check_collectives(run_config(variant, mesh))
     one = run_config(variant, (1, 1, 1, 1))
     losses, params = two_updates(one, jax.devices()[:1])
-    for config in (
-      *(run_config(variant, mesh) for mesh in MESHES),
-      *(run_config(variant, (2, 2, 1, 2), name) for name in KERNELS[variant]),
-    ):
-      mesh_losses, mesh_params = two_updates(config, jax.devices())
-      np.testing.assert_allclose(mesh_losses, losses, rtol=1e-5)
-      chex.assert_trees_all_close(mesh_params, params, rtol=1e-5, atol=1e-5)
-      kernel = config.model.depth_attention or ""
-      print("equal", variant, config.mesh, kernel, flush=True)
+    for layout in LAYOUTS[variant]:
+      found = two_updates(run_config(variant, *layout), jax.devices())
+      np.testing.assert_allclose(found[0], losses, rtol=1e-5)
+      chex.assert_trees_all_close(found[1], params, rtol=1e-5, atol=1e-5)
+      print("equal", variant, layout, flush=True)
 
 
 if __name__ == "__main__":
-  main(sys.argv[1:] or VARIANTS)
+  main(sys.argv[1:] or LAYOUTS)
