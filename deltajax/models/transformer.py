@@ -337,7 +337,7 @@ class TransformerLM(nn.Module):
           for part in parts
           for name, value in part[collection].items()
         }
-        for collection in variables
+        for collection in parts[0]
       }
 
     def queries(routers):

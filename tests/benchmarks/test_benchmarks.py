@@ -1,5 +1,6 @@
 """The benchmark scripts run, on toys, and print what they say they print."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ from benchmarks import (
   kernel_parity,
   memory,
   prepare_data,
+  read_groups,
   step_time,
   variant_steps,
 )
@@ -37,6 +39,29 @@ def run(script, *options):
     text=True,
     check=False,
   )
+
+
+def test_vectors_of_reads_in_groups(tmp_path):
+  """Four sublayers, which see 0, 2, 3 and 4 sources."""
+  file = tmp_path / "rows.json"
+  done = run(
+    "read_groups",
+    *("--variants", "delta", "--layers", 2, "--groups", 1, 2, "--json", file),
+  )
+  assert done.returncode == 0, done.stderr
+  alone, together = json.loads(file.read_text())
+  # Stored before the layers: e, then e, v0, v1. v0 and v2 are merged.
+  assert alone == dataclasses.asdict(
+    read_groups.Row("delta", 2, 1, (1 + 3) / 4 + 1, 0.5 + 3, 3 + 2, 1.5 + 5)
+  )
+  # Stored before both: e. Merged: v0; v0, v1; v0, v1, v2.
+  assert together == dataclasses.asdict(
+    read_groups.Row("delta", 2, 2, 1 / 4 + 1, 1.5 + 3, 3 / 4 + 2, 4.5 + 5)
+  )
+  assert "5.5    2.0    3.5" in done.stdout
+  refused = run("read_groups", "--variants", "delta_block", "--groups", 2)
+  assert refused.returncode == 2
+  assert "reads few sources" in refused.stderr
 
 
 def test_memory(tmp_path):

@@ -18,6 +18,7 @@ REDUCED = (
   *("--model.head-dim", "32", "--model.vocab-size", "512"),
   *("--data.sequence-length", "128"),
 )
+DELTA = ("--model.routing.variant", "delta")
 
 has_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
@@ -42,8 +43,12 @@ def run(*arguments):
 @pytest.mark.parametrize(
   ("name", "topology", "options", "devices", "variant"),
   [
+    ("paper_220m", "v5e:2x2", ("--training.accumulation", 4), 4, "delta_block"),
+    ("paper_220m", "v5e:2x2", ("--model.read-group", 2, *DELTA), 4, "delta"),
+    ("paper_533m", "v5e:4x4", (), 16, "delta_block"),
     ("paper_1044m", "v5e:4x4", (), 16, "delta_block"),
     ("paper_7_6b", "v5p:4x4x4", (), 64, "delta_block"),
+    ("rd_120m", "v5e:2x2", (), 4, "rd_attnres"),
     ("rd_343m", "v6e:4x4", (), 16, "rd_attnres"),
     (
       *("delta_block_70b", "v5p:8x8x8", ("--training.batch-size", 128)),
