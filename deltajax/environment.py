@@ -95,4 +95,7 @@ def _warnings(platform_name: str) -> tuple[str, ...]:
       "JAX computes on the CPU, which is slow: choose a GPU under Runtime,"
       " Change runtime type.",
     )
-  return ("JAX computes on the CPU, which is slow: settings should be small.",)
+  return (
+    "JAX found no GPU or TPU and computes on the CPU, which is slow: keep"
+    " settings small.",
+  )

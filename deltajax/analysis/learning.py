@@ -59,6 +59,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
         label=f"{name}: {validation[-1][1]:.3f}",
       )
   axes.set_xlabel("updates")
+  axes.xaxis.get_major_locator().set_params(integer=True)
   axes.set_ylabel("loss, nats per token")
   axes.grid(axis="y", color="#dddddd", linewidth=0.6)
   axes.set_axisbelow(True)

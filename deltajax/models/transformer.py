@@ -119,7 +119,7 @@ class DecoderLayer(nn.Module):
       state, both, reads, rotation, segment_ids_BxT, cached
     )
     appends = self.config.routing.row.appends
-    return state.commit(both[2 - len(state.recent) :], appends), cache
+    return state.commit(both, appends), cache
 
   def queries(self) -> tuple[jax.Array, jax.Array]:
     """Queries_RxK of both routers, for reads that layers make together."""

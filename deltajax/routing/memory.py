@@ -201,10 +201,12 @@ class DepthState:
     """Stores the recent sources.
 
     Args:
-      steps: rows of the schedule of the sublayers that left them.
+      steps: rows of the schedule of the sublayers since the last commit, of
+        which the last have left these sources.
       appends: `Variant.appends`.
     """
     memory = self.memory
+    steps = steps[len(steps) - len(self.recent) :]
     for source_BxTxD, step in zip(self.recent, steps, strict=True):
       memory = memory.append(
         source_BxTxD, step.slot, step.closes, APPENDS[appends].less_newest
