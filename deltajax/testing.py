@@ -94,6 +94,12 @@ def random_tokens(
 ) -> np.ndarray:
   """Token ids [B, T], int32.
 
+  Args:
+    config: of a model, for its number of ids.
+    batch: B.
+    length: T.
+    seed: of the values.
+
   Examples:
     >>> random_tokens(tiny_config(), batch=1, length=4).shape
     (1, 4)
