@@ -47,7 +47,12 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
       _points(metrics, field) for field in (TRAINING, VALIDATION)
     )
     if training:
-      axes.plot(*zip(*training, strict=True), color=colour, linewidth=0.9)
+      axes.plot(
+        *zip(*training, strict=True),
+        color=colour,
+        linewidth=0.9,
+        label=None if validation else name,
+      )
     if validation:
       axes.plot(
         *zip(*validation, strict=True),
