@@ -63,6 +63,12 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
         linestyle="--",
         label=f"{name}: {validation[-1][1]:.3f}",
       )
+  # The beginning, where nothing is learnt yet, would hide the rest.
+  points = [xy for line in axes.get_lines() for xy in line.get_xydata()]
+  last = max(x for x, _ in points)
+  late = [y for x, y in points if x >= 0.05 * last]
+  margin = 0.06 * (max(late) - min(late)) + 1e-3
+  axes.set_ylim(min(late) - margin, max(late) + margin)
   axes.set_xlabel("updates")
   axes.xaxis.get_major_locator().set_params(integer=True)
   axes.set_ylabel("loss, nats per token")
