@@ -56,8 +56,10 @@ class Drawing:
   text: str
   png: bytes
 
-  def _repr_png_(self) -> bytes:
-    return self.png
+  def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+    """For notebooks, at 100 pixels to the inch: finer than the page."""
+    width = int.from_bytes(self.png[16:20])  # In the header of the file.
+    return self.png, {"width": width * 100 // STYLE["figure.dpi"]}
 
 
 def check_matplotlib() -> None:

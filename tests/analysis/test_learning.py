@@ -49,7 +49,10 @@ def test_a_run_without_a_loss_is_named():
 
 def test_a_notebook_shows_a_drawing():
   drawing = learning.draw_losses({"one": RUN})
-  assert drawing._repr_png_() == drawing.png
+  png, shown = drawing._repr_png_()
+  assert png == drawing.png
+  inches, _ = learning._losses({"one": RUN}).get_size_inches()
+  assert abs(shown["width"] - 100 * inches) < 2
 
 
 def test_pictures_are_chosen_by_kind(analyses):
