@@ -57,43 +57,34 @@ def code_cells(notebook):
   return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-  """A notebook by name, as it is after it has run; each runs once."""
-  done = {}
-
-  def run(name):
-    if name in done:
-      return done[name]
-    directory = tmp_path_factory.mktemp(name)
-    testing.write_corpus(directory / "texts")
-    if "model" in SETTINGS[name]:
-      testing.write_model(directory / "model", num_layers=3)
-    notebook = nbformat.from_dict(NOTEBOOKS[name])
-    cells = list(notebook.cells)
-    settings = nbformat.v4.new_code_cell(
-      SETTINGS[name].replace("{TMP}", str(directory))
-    )
-    cells.insert(1 + cells.index(tagged(notebook, "parameters")), settings)
-    notebook = nbformat.from_dict(notebook | {"cells": cells})
-    client = nbclient.NotebookClient(
-      notebook,
-      timeout=170,
-      kernel_name="python3",
-      resources={"metadata": {"path": str(directory)}},
-    )
-    environment = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "PYTHONPATH": str(ROOT),
-      "XLA_FLAGS": QUICK_FLAGS,
-      "HF_HUB_OFFLINE": "1",
-      "PIP_NO_INDEX": "1",
-    }
-    client.execute(env=environment)
-    done[name] = notebook
-    return notebook
-
-  return run
+def executed(name, directory):
+  """The notebook with small settings, as it is after it has run."""
+  testing.write_corpus(directory / "texts")
+  if "{TMP}/model" in SETTINGS[name]:
+    testing.write_model(directory / "model", num_layers=3)
+  notebook = nbformat.from_dict(NOTEBOOKS[name])
+  cells = list(notebook.cells)
+  settings = nbformat.v4.new_code_cell(
+    SETTINGS[name].replace("{TMP}", str(directory))
+  )
+  cells.insert(1 + cells.index(tagged(notebook, "parameters")), settings)
+  notebook = nbformat.from_dict(notebook | {"cells": cells})
+  client = nbclient.NotebookClient(
+    notebook,
+    timeout=170,
+    kernel_name="python3",
+    resources={"metadata": {"path": str(directory)}},
+  )
+  # Nothing is fetched or installed.
+  environment = {
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": str(ROOT),
+    "XLA_FLAGS": QUICK_FLAGS,
+    "HF_HUB_OFFLINE": "1",
+    "PIP_NO_INDEX": "1",
+  }
+  client.execute(env=os.environ | environment)
+  return notebook
 
 
 def printed(cell):
@@ -193,38 +184,19 @@ def test_the_first_cell_installs_what_is_missing(
   assert '"{JAX}"' in line
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_runs_from_top_to_bottom(executed, name):
-  notebook = executed(name)
-  first = printed(code_cells(notebook)[0])
-  for what in ("versions  Python 3", "devices   1 x cpu", "compute   float32"):
-    assert what in first
-  assert "WARNING   JAX" in first
-  assert "image/png" in pictures(notebook)
-  errors = [
-    printed(cell)
-    for cell in code_cells(notebook)
-    for output in cell.outputs
-    if output.get("name") == "stderr"
-  ]
-  assert not errors
-
-
 def output_of(notebook, cell_id):
   (cell,) = [cell for cell in notebook.cells if cell.id == cell_id]
   return printed(cell)
 
 
-def test_quickstart_shows_what_it_promises(executed):
-  notebook = executed("quickstart")
+def shows_loss_sample_and_routing(notebook):
   assert "12 updates" in output_of(notebook, "bits")
   assert output_of(notebook, "sample").startswith("def ")
   assert pictures(notebook).count("image/png") == 3
   assert pictures(notebook).count("image/svg+xml") == 1
 
 
-def test_conversion_changes_nothing_and_training_does(executed):
-  notebook = executed("convert_and_finetune")
+def conversion_changes_nothing_and_training_does(notebook):
   logit, difference = re.findall(
     r"largest \w+ +([\d.e+-]+)", output_of(notebook, "proof")
   )
@@ -241,28 +213,19 @@ def test_conversion_changes_nothing_and_training_does(executed):
     re.M,
   )
   (standard, routed) = [[float(x) for x in row] for row in rows]
-  assert standard[0] == routed[0]
+  assert standard[0] == pytest.approx(routed[0], abs=2e-4)
   assert standard[2] != 0 != routed[2]
   assert "gates from" in output_of(notebook, "inside")
 
 
-def test_every_variant_is_looked_into(executed):
-  notebook = executed("look_inside")
+def looks_into_every_variant(notebook):
   lines = output_of(notebook, "analyze").splitlines()
   names = [line.split()[0] for line in lines[1:]]
   assert names == ["standard", "attnres_block", "rd_delta_block"]
   assert pictures(notebook).count("image/svg+xml") == len(names)
 
 
-def test_a_model_of_ones_own_is_small_and_starts_as_the_standard_one(executed):
-  notebook = executed("bring_your_own_model")
-  (cell,) = [cell for cell in notebook.cells if cell.id == "model"]
-  source = cell.source[cell.source.index("class ") :]
-  assert "depth_attention(" in source
-  assert "DepthState" in source
-  assert "TransformerLM" not in cell.source
-  lines = [line for line in source.splitlines() if line.strip()]
-  assert len(lines) < 40
+def starts_as_the_standard_model(notebook):
   logit, difference = re.findall(
     r"largest \w+ +([\d.e+-]+)", output_of(notebook, "identity")
   )
@@ -271,3 +234,36 @@ def test_a_model_of_ones_own_is_small_and_starts_as_the_standard_one(executed):
     r"loss ([\d.]+) -> ([\d.]+)", output_of(notebook, "nnx")
   )[0]
   assert float(last) < float(first)
+
+
+CHECKS = {
+  "quickstart": shows_loss_sample_and_routing,
+  "convert_and_finetune": conversion_changes_nothing_and_training_does,
+  "look_inside": looks_into_every_variant,
+  "bring_your_own_model": starts_as_the_standard_model,
+}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_runs_from_top_to_bottom(name, tmp_path):
+  notebook = executed(name, tmp_path)
+  first = printed(code_cells(notebook)[0])
+  for what in ("versions  Python 3", "devices   1 x cpu", "compute   float32"):
+    assert what in first
+  assert "WARNING   JAX" in first
+  assert "image/png" in pictures(notebook)
+  for cell in code_cells(notebook):
+    errors = [x.text for x in cell.outputs if x.get("name") == "stderr"]
+    assert not errors, cell.id
+  CHECKS[name](notebook)
+
+
+def test_a_model_of_ones_own_has_less_than_40_lines():
+  cells = NOTEBOOKS["bring_your_own_model"].cells
+  (cell,) = [cell for cell in cells if cell.id == "model"]
+  source = cell.source[cell.source.index("class ") :]
+  assert "depth_attention(" in source
+  assert "DepthState" in source
+  assert "TransformerLM" not in cell.source
+  lines = [line for line in source.splitlines() if line.strip()]
+  assert len(lines) < 40
