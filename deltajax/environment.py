@@ -42,7 +42,7 @@ class Environment:
     lines = [
       f"versions  {versions}",
       f"devices   {self.devices}",
-      f"compute   {self.dtype}",
+      f"dtype     {self.dtype}, which these devices do well",
       *(f"WARNING   {text}" for text in self.warnings),
     ]
     return "\n".join(lines)

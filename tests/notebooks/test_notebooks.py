@@ -248,7 +248,7 @@ CHECKS = {
 def test_runs_from_top_to_bottom(name, tmp_path):
   notebook = executed(name, tmp_path)
   first = printed(code_cells(notebook)[0])
-  for what in ("versions  Python 3", "devices   1 x cpu", "compute   float32"):
+  for what in ("versions  Python 3", "devices   1 x cpu", "dtype     float32"):
     assert what in first
   assert "WARNING   JAX" in first
   assert "image/png" in pictures(notebook)
