@@ -43,6 +43,8 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
   axes = figure.subplots()
   for i, (name, metrics) in enumerate(runs.items()):
     colour = RUN_COLOURS[i % len(RUN_COLOURS)]
+    # Runs that are the same are seen one behind the other.
+    behind = len(runs) - 1 - i
     training, validation = (
       _points(metrics, field) for field in (TRAINING, VALIDATION)
     )
@@ -50,7 +52,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
       axes.plot(
         *zip(*training, strict=True),
         color=colour,
-        linewidth=0.9,
+        linewidth=0.9 + 0.9 * behind,
         label=None if validation else name,
       )
     if validation:
@@ -58,7 +60,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
         *zip(*validation, strict=True),
         color=colour,
         marker=MARKERS[i % len(MARKERS)],
-        markersize=5.5,
+        markersize=5.5 + 2.0 * behind,
         linewidth=1.6,
         linestyle="--",
         label=f"{name}: {validation[-1][1]:.3f}",
