@@ -52,7 +52,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
       axes.plot(
         *zip(*training, strict=True),
         color=colour,
-        linewidth=0.9 + 0.9 * behind,
+        linewidth=0.9 + 0.4 * behind,
         label=None if validation else name,
       )
     if validation:
@@ -60,7 +60,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
         *zip(*validation, strict=True),
         color=colour,
         marker=MARKERS[i % len(MARKERS)],
-        markersize=5.5 + 2.0 * behind,
+        markersize=5.0 + 1.5 * behind,
         linewidth=1.6,
         linestyle="--",
         label=f"{name}: {validation[-1][1]:.3f}",
