@@ -37,7 +37,7 @@ def tiny_config(variant: str = "delta_block", **options: Any) -> ModelConfig:
 
   Args:
     variant: of the routing, a name of `deltajax.VARIANTS`.
-    **options: fields of ModelConfig and of RoutingConfig.
+    **options: fields of ModelConfig (`routing` excepted) and of RoutingConfig.
 
   Raises:
     ConfigError: for unknown options and values that cannot be used.
@@ -49,7 +49,6 @@ def tiny_config(variant: str = "delta_block", **options: Any) -> ModelConfig:
   """
   names = options.keys() & _ROUTING_OPTIONS
   routing = {name: options.pop(name) for name in names}
-  blocks = min(3, options.get("num_layers", 3))
   defaults: dict[str, Any] = {
     "vocab_size": 320,
     "width": 16,
@@ -59,11 +58,11 @@ def tiny_config(variant: str = "delta_block", **options: Any) -> ModelConfig:
     "head_dim": 8,
     "mlp_width": 24,
     "dtype": "float32",
-    "routing": RoutingConfig(
-      **{"variant": variant, "num_blocks": blocks, **routing}
-    ),
   }
-  return ModelConfig(**{**defaults, **options})
+  model = {**defaults, **options}
+  blocks = max(1, min(3, model["num_layers"]))
+  row = {"variant": variant, "num_blocks": blocks, **routing}
+  return ModelConfig(**model, routing=RoutingConfig(**row))
 
 
 def random_params(config: ModelConfig, seed: int = 0) -> dict[str, Any]:

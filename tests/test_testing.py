@@ -42,6 +42,8 @@ def test_variants_share_what_they_have_in_common():
 def test_unknown_options_are_named():
   with pytest.raises(deltajax.ConfigError, match="did you mean 'num_layers'"):
     testing.tiny_config(num_layer=2)
+  with pytest.raises(deltajax.ConfigError, match="num_layers is 0"):
+    testing.tiny_config(num_layers=0)
 
 
 @pytest.fixture(scope="module")
