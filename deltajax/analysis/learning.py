@@ -4,6 +4,7 @@ Needs matplotlib (extra `analysis`), which is imported when something is drawn.
 """
 
 from collections.abc import Mapping, Sequence
+import math
 from typing import Any
 
 from deltajax.analysis.figures import check_matplotlib, Drawing, png_of
@@ -12,7 +13,7 @@ from deltajax.config import ConfigError
 
 TRAINING, VALIDATION = "train/loss", "validation/loss"
 
-# A run as `RunDirectory.read_metrics` reads it.
+# A run as `deltajax.training.metrics.read_metrics` reads it.
 Metrics = Sequence[Mapping[str, float]]
 
 
@@ -82,4 +83,6 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
 
 
 def _points(metrics: Metrics, field: str) -> list[tuple[float, float]]:
-  return [(line["step"], line[field]) for line in metrics if field in line]
+  """Steps and values; those of updates that were skipped are not finite."""
+  found = [(line["step"], line[field]) for line in metrics if field in line]
+  return [(step, value) for step, value in found if math.isfinite(value)]

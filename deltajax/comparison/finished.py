@@ -7,6 +7,7 @@ import itertools
 from deltajax.comparison.plan import PlannedRun
 from deltajax.comparison.record import (
   Outcome,
+  read_metrics,
   read_outcome,
   read_start,
   Start,
@@ -14,7 +15,6 @@ from deltajax.comparison.record import (
 from deltajax.comparison.results import Curve
 from deltajax.comparison.runner import Failure, is_finished
 from deltajax.config import ConfigError
-from deltajax.training.run_directory import RunDirectory
 from deltajax.training.stopping import RunStopped
 
 
@@ -43,7 +43,7 @@ class FinishedRun:
       planned,
       read_start(planned.directory),
       outcome,
-      RunDirectory(planned.directory).read_metrics(),
+      read_metrics(planned.directory),
     )
 
   def logged(self, name: str) -> Curve:

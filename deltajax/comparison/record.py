@@ -190,6 +190,15 @@ def read_outcome(run: pathlib.Path) -> Outcome | None:
   return Outcome(**_read(run / OUTCOME))
 
 
+def read_metrics(run: pathlib.Path) -> list[Mapping[str, float]]:
+  """The lines of metrics.jsonl."""
+  path = run / "metrics.jsonl"
+  try:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+  except (OSError, ValueError) as error:
+    raise ConfigError(f"{path} cannot be read: {error}.") from None
+
+
 def _read(path: pathlib.Path) -> dict[str, Any]:
   try:
     values: dict[str, Any] = json.loads(path.read_text())

@@ -135,14 +135,6 @@ class RunDirectory:
       raise ConfigError(f"{self.config} is not JSON: {error}.") from None
     return from_dict(RunConfig, values)
 
-  def read_metrics(self) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl: `step` and what was written down then."""
-    try:
-      lines = self.metrics.read_text().splitlines()
-      return [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-      raise ConfigError(f"{self.metrics} cannot be read: {error}.") from None
-
   def check(self, config: RunConfig) -> None:
     """Raises ConfigError unless the directory is new or this run's own.
 

@@ -13,6 +13,7 @@ RUN = [
   {"step": 0, "validation/loss": 5.0},
   {"step": 1, "train/loss": 4.0},
   {"step": 2, "train/loss": 3.0, "train/lr": 0.1},
+  {"step": 3, "train/loss": float("nan")},
   {"step": 2, "validation/loss": 3.5},
 ]
 
@@ -29,9 +30,9 @@ def analyses():
 
 
 def test_losses_are_drawn_where_they_are():
-  drawing = learning.draw_losses({"one": RUN, "two": RUN[1:3]})
+  drawing = learning.draw_losses({"one": RUN, "two": RUN[1:4]})
   assert drawing.png.startswith(PNG)
-  figure = learning._losses({"one": RUN, "two": RUN[1:3]})
+  figure = learning._losses({"one": RUN, "two": RUN[1:4]})
   lines = [line.get_xydata().tolist() for line in figure.axes[0].get_lines()]
   assert lines == [
     [[1, 4], [2, 3]],
