@@ -55,6 +55,14 @@ class RopeScaling:
     low_freq_factor: see above.
     high_freq_factor: see above.
     original_length: context length of pretraining.
+
+  Raises:
+    ConfigError: for an unknown kind, values out of range, and values of
+      `llama3` with `none`.
+
+  Examples:
+    >>> RopeScaling(kind="llama3", factor=32.0).original_length
+    8192
   """
 
   kind: str = "none"
@@ -118,6 +126,24 @@ class ModelConfig:
     attention: implementation of the attention over tokens, which serves every
       call or raises; None for the first that supports the case on the
       platform. See `deltajax.models.attention`.
+
+  Raises:
+    ConfigError: for unknown fields and names, values out of range, and sizes
+      that do not go together.
+
+  Examples:
+    >>> config = ModelConfig(
+    ...   vocab_size=256,
+    ...   width=64,
+    ...   num_layers=4,
+    ...   num_heads=4,
+    ...   num_kv_heads=2,
+    ...   head_dim=16,
+    ...   mlp_width=160,
+    ...   routing=RoutingConfig(variant="delta_block", num_blocks=2),
+    ... )
+    >>> config.dtype, config.param_dtype
+    ('bfloat16', 'float32')
   """
 
   vocab_size: int

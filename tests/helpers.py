@@ -5,7 +5,6 @@ Models whose dtype is float64 run with x64 enabled, the others without.
 """
 
 from collections.abc import Callable
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,24 +13,27 @@ import pathlib
 import subprocess
 import sys
 from typing import Any
-import zlib
 
 from flax import linen as nn, traverse_util
 import jax
 import numpy as np
 
-from deltajax.checkpoints.names import parameter_shapes
-from deltajax.config import ModelConfig, RoutingConfig
+from deltajax import testing
+from deltajax.config import ModelConfig
 from deltajax.models.transformer import is_routing, TransformerLM
 from deltajax.routing.partial_read import MASKED
+from deltajax.testing import (
+  precision as precision,
+  random_params as random_params,
+  random_tokens as random_tokens,
+  shapes as shapes,
+)
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later versions have no such option
   QUICK["xla_cpu_use_fusion_emitters"] = False
 # The same for a process of its own, as XLA_FLAGS.
 QUICK_FLAGS = " ".join(f"--{k}={v}".lower() for k, v in QUICK.items())
-ROUTING_OPTIONS = {field.name for field in dataclasses.fields(RoutingConfig)}
-
 
 ROOT = pathlib.Path(__file__).parents[1]
 EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
@@ -87,39 +89,18 @@ def _run_python(*arguments, env=None):
 
 
 def tiny_config(variant: str = "delta_block", **options) -> ModelConfig:
-  """A float64 model of 6 layers (3 blocks), small enough to compile quickly.
+  """That of `deltajax.testing`, in float64 and with fewer ids.
 
   Args:
     variant: of the routing.
     **options: fields of ModelConfig and of RoutingConfig.
   """
-  names = options.keys() & ROUTING_OPTIONS
-  routing = {name: options.pop(name) for name in names}
   defaults = {
     "vocab_size": 41,
-    "width": 16,
-    "num_layers": 6,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "mlp_width": 24,
     "dtype": "float64",
     "param_dtype": "float64",
   }
-  routing = RoutingConfig(**{"variant": variant, "num_blocks": 3, **routing})
-  return ModelConfig(**{**defaults, **options}, routing=routing)
-
-
-def random_params(config: ModelConfig, seed: int = 0) -> dict:
-  """Parameters with nothing left at zero or one.
-
-  A value depends on its parameter's name and shape and the seed alone, so that
-  variants share whatever they have in common.
-  """
-  flat = traverse_util.flatten_dict(shapes(config))
-  return traverse_util.unflatten_dict(
-    {path: _random(path, x, seed) for path, x in flat.items()}
-  )
+  return testing.tiny_config(variant, **{**defaults, **options})
 
 
 def with_params(params: dict, **replacements) -> dict:
@@ -143,17 +124,6 @@ def with_params(params: dict, **replacements) -> dict:
 def zero_queries(params: dict) -> dict:
   """A copy in which every depth-routing query is zero."""
   return with_params(params, query=np.zeros_like)
-
-
-def random_tokens(config: ModelConfig, batch=2, length=9, seed=0) -> np.ndarray:
-  """Token ids [B, T]."""
-  rng = np.random.default_rng(seed)
-  return rng.integers(config.vocab_size, size=(batch, length), dtype=np.int32)
-
-
-def precision(dtype: str) -> contextlib.AbstractContextManager:
-  """The context in which a model of this dtype runs."""
-  return jax.enable_x64(dtype == "float64")
 
 
 def assert_mostly_close(found, expected, most, all_, name) -> None:
@@ -186,13 +156,6 @@ def changed_fields(case) -> str:
 def quick_jit(function: Callable) -> Callable:
   """`jax.jit` that compiles several times faster, to slower programs."""
   return jax.jit(function, compiler_options=QUICK)
-
-
-@functools.cache
-def shapes(config: ModelConfig) -> dict:
-  """The parameter tree as ShapeDtypeStructs."""
-  with precision(config.dtype):
-    return parameter_shapes(config)
 
 
 @functools.cache
@@ -253,22 +216,3 @@ def assert_trees_close(actual, expected, tolerance: float) -> None:
     x, y = np.asarray(x, np.float64), np.asarray(expected[path], np.float64)
     bound = tolerance * max(np.abs(y).max(initial=0.0), 1e-3)
     np.testing.assert_allclose(x, y, rtol=0, atol=bound, err_msg="/".join(path))
-
-
-def _is_router(path: tuple[str, ...]) -> bool:
-  return any(part.endswith("_router") for part in path)
-
-
-def _random(path, struct, seed: int) -> np.ndarray:
-  name = path[-1]
-  rng = np.random.default_rng([zlib.crc32("/".join(path).encode()), seed])
-  normal = rng.standard_normal(struct.shape)
-  if name in ("scale", "key_norm"):
-    x = 1 + 0.3 * normal
-  elif name == "gate" and is_routing(path):
-    x = 0.5 + 0.3 * normal
-  elif name in ("kernel", "head"):
-    x = 0.3 * normal
-  else:  # embedding, queries, null sources
-    x = normal
-  return x.astype(struct.dtype)

@@ -14,6 +14,7 @@ from deltajax.analysis import curves, maps
 from deltajax.analysis.results import Analysis
 from deltajax.analysis.style import Scales, STYLE, titled
 from deltajax.config import ConfigError
+from deltajax.routing.validation import check_name
 
 _OF_ONE = {
   "weights": maps.weights,
@@ -22,6 +23,7 @@ _OF_ONE = {
   "similarity": maps.similarity,
 }
 _OF_ALL = {"divergence": curves.divergence, "norms": curves.norms}
+KINDS = (*_OF_ONE, *_OF_ALL)
 _TEXTS = {
   "weights": "mean weight of every source in every read, and the same relative"
   " to the uniform weight 1/N",
@@ -37,11 +39,11 @@ _TEXTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """A picture.
+  """A picture; a notebook shows it where a cell ends with it.
 
   Attributes:
-    kind: `weights`, `sharpness`, `position`, `similarity`, `divergence` or
-      `norms`.
+    kind: `weights`, `sharpness`, `position`, `similarity`, `divergence`,
+      `norms` or `losses`.
     name: of its file.
     model: whose it is; None for one of all.
     text: what it shows, in words.
@@ -54,6 +56,11 @@ class Drawing:
   text: str
   png: bytes
 
+  def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+    """For notebooks, at 100 pixels to the inch: finer than the page."""
+    width = int.from_bytes(self.png[16:20])  # In the header of the file.
+    return self.png, {"width": width * 100 // STYLE["figure.dpi"]}
+
 
 def check_matplotlib() -> None:
   """Raises ConfigError unless matplotlib is installed."""
@@ -64,17 +71,28 @@ def check_matplotlib() -> None:
     )
 
 
-def draw(analyses: Mapping[str, Analysis]) -> list[Drawing]:
-  """All pictures of some models; scales are the same for all of them.
+def draw(
+  analyses: Mapping[str, Analysis], kinds: Sequence[str] = KINDS
+) -> list[Drawing]:
+  """Pictures of some models; scales are the same for all of them.
 
   Args:
     analyses: by name of the model.
+    kinds: of pictures. One that there is nothing of is left out: weights of
+      `standard`, divergence without roles.
+
+  Raises:
+    ConfigError: if matplotlib is not installed, or for an unknown kind.
   """
   check_matplotlib()
+  for kind in kinds:
+    check_name("kind of picture", kind, KINDS)
   scales = Scales.of(list(analyses.values()))
   drawings = []
   slugs = _slugs(list(analyses))
   for kind, painter in _OF_ONE.items():
+    if kind not in kinds:
+      continue
     for name, analysis in analyses.items():
       figure = _painted(painter, name, analysis, scales)
       if figure is not None:
@@ -82,11 +100,20 @@ def draw(analyses: Mapping[str, Analysis]) -> list[Drawing]:
         text = f"{titled(name, analysis)}: {_TEXTS[kind]}"
         drawings.append(Drawing(kind, file, name, text, figure))
   for kind, compare in _OF_ALL.items():
+    if kind not in kinds:
+      continue
     figure = _painted(compare, analyses)
     if figure is not None:
       text = _TEXTS[kind]
       drawings.append(Drawing(kind, f"{kind}.png", None, text, figure))
   return drawings
+
+
+def png_of(painter: Callable[..., Any], *arguments: Any) -> bytes:
+  """The file of a figure that a function paints, in the style of all."""
+  png = _painted(painter, *arguments)
+  assert png is not None
+  return png
 
 
 def _painted(painter: Callable[..., Any], *arguments: Any) -> bytes | None:

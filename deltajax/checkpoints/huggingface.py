@@ -128,6 +128,16 @@ def load_pretrained(
   Raises:
     ConfigError: if the model is not supported, is routed already, files are
       missing or incomplete, or tensors do not fit: all of them are named.
+
+  Examples:
+    >>> import tempfile
+    >>> from deltajax import testing
+    >>> routing = RoutingConfig(variant="delta", gate="scalar")
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...   _ = testing.write_model(directory, num_layers=2)
+    ...   config, params = load_pretrained(directory, routing)
+    >>> config.routing.variant, params["layers"]["mlp_router"]["gate"].tolist()
+    ('delta', [0.0, 0.0])
   """
   directory = pathlib.Path(directory)
   if param_dtype is not None:
@@ -183,6 +193,16 @@ def save_pretrained(
   Raises:
     ConfigError: if the layout cannot hold the model, with the reason, or
       parameters do not fit the config, or the directory holds something else.
+
+  Examples:
+    >>> import tempfile
+    >>> from deltajax import testing
+    >>> config = testing.tiny_config("rd_delta", num_layers=2)
+    >>> params = testing.random_params(config)
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...   save_pretrained(directory, config, params, layout="deltajax")
+    ...   config == load_pretrained(directory).config
+    True
   """
   check_save(directory, config, layout=layout, like=like, dtype=dtype)
   _check_params(config, params)

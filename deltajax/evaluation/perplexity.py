@@ -45,9 +45,25 @@ def evaluate(
     bytes_per_token: bytes_per_token_V, as a tokenizer has it; None: no bits per
       byte.
 
+  Returns:
+    Loss (nats per token), perplexity and bits per byte, with standard errors
+    over documents.
+
   Raises:
     ConfigError: for options out of range, documents without a token to
       predict, and ids outside the vocabulary.
+
+  Examples:
+    >>> from deltajax import testing
+    >>> config = testing.tiny_config(num_layers=1)
+    >>> found = evaluate(
+    ...   TransformerLM(config),
+    ...   testing.random_params(config),
+    ...   testing.random_tokens(config, batch=3, length=9),
+    ...   context=8,
+    ... )
+    >>> found.units, found.tokens, found.bits_per_byte
+    (3, 24, None)
   """
   size = model.config.vocab_size
   bytes_V = np.zeros(size, np.int32)

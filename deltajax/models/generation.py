@@ -78,6 +78,19 @@ def generate(
   Raises:
     ConfigError: for options out of range, empty prompts, and prompts outside
       the vocabulary.
+
+  Examples:
+    >>> from deltajax import testing
+    >>> config = testing.tiny_config(num_layers=1)
+    >>> tokens = generate(
+    ...   TransformerLM(config),
+    ...   testing.random_params(config),
+    ...   [[1, 2, 3], [4]],
+    ...   max_new_tokens=2,
+    ...   temperature=0,
+    ... )
+    >>> tokens.shape
+    (2, 2)
   """
   sampling = Sampling(
     temperature=temperature, top_k=top_k, top_p=top_p, vocab_size=vocab_size
@@ -103,6 +116,21 @@ class Generator:
 
   Holds a copy of the layers' parameters, in the dtype of the model, once it has
   run, and no longer those that it was given.
+
+  Raises:
+    ConfigError: from `steps`, as `generate` does.
+
+  Examples:
+    >>> from deltajax import testing
+    >>> config = testing.tiny_config(num_layers=1)
+    >>> generator = Generator(
+    ...   TransformerLM(config), testing.random_params(config)
+    ... )
+    >>> steps = generator.steps(
+    ...   [[1, 2, 3]], max_new_tokens=2, sampling=Sampling(temperature=0)
+    ... )
+    >>> [token_B.shape for token_B in steps]
+    [(1,), (1,)]
   """
 
   def __init__(self, model: TransformerLM, params: Any):

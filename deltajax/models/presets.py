@@ -79,7 +79,16 @@ class UnknownPresetError(ConfigError, KeyError):
 
 
 class Presets(Mapping[str, ModelConfig]):
-  """Model configs by name; an unknown name raises and names the nearest."""
+  """Model configs by name.
+
+  Raises:
+    ConfigError: (a KeyError too) for an unknown name; it names the nearest.
+
+  Examples:
+    >>> config = presets["delta_block-220m"]
+    >>> config.num_layers, config.width, config.routing.variant
+    (12, 768, 'delta_block')
+  """
 
   def __init__(self) -> None:
     routed = {

@@ -23,6 +23,13 @@ class Sampling:
 
   Raises:
     ConfigError: for options out of range.
+
+  References:
+    top_p: nucleus sampling, arXiv 1904.09751.
+
+  Examples:
+    >>> Sampling(temperature=0.7, top_p=0.9).top_k is None
+    True
   """
 
   temperature: float = 1.0

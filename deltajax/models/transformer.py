@@ -46,7 +46,19 @@ class ModelOutput:
 
   Attributes:
     logits_BxTxV: float32 (float64 for float64 models).
-    hidden_BxTxD: the normed input of the output head.
+    hidden_BxTxD: the normed input of the output head, in the dtype of the
+      model.
+
+  Examples:
+    >>> from deltajax import testing
+    >>> config = testing.tiny_config()
+    >>> output = jax.eval_shape(
+    ...   TransformerLM(config).apply,
+    ...   {"params": testing.random_params(config)},
+    ...   testing.random_tokens(config, batch=2, length=5),
+    ... )
+    >>> output.logits_BxTxV.shape, output.hidden_BxTxD.shape
+    ((2, 5, 320), (2, 5, 16))
   """
 
   logits_BxTxV: jax.Array
@@ -119,7 +131,7 @@ class DecoderLayer(nn.Module):
       state, both, reads, rotation, segment_ids_BxT, cached
     )
     appends = self.config.routing.row.appends
-    return state.commit(both[2 - len(state.recent) :], appends), cache
+    return state.commit(both, appends), cache
 
   def queries(self) -> tuple[jax.Array, jax.Array]:
     """Queries_RxK of both routers, for reads that layers make together."""
@@ -207,6 +219,20 @@ class TransformerLM(nn.Module):
 
   Attributes:
     config: the architecture, routing included.
+
+  References:
+    Qwen3, arXiv 2505.09388; Llama 3, arXiv 2407.21783: the layers. Those of the
+    routing are with `deltajax.routing.variants`.
+
+  Examples:
+    >>> from deltajax import testing
+    >>> model = TransformerLM(testing.tiny_config("delta", num_layers=1))
+    >>> tokens_BxT = testing.random_tokens(model.config, batch=1, length=3)
+    >>> variables = jax.jit(model.init)(jax.random.key(0), tokens_BxT)
+    >>> output = jax.jit(model.apply)(variables, tokens_BxT)
+    >>> output.logits_BxTxV.shape
+    (1, 3, 320)
+    >>> params = nn.meta.unbox(variables)["params"]  # Without names of axes.
   """
 
   config: ModelConfig

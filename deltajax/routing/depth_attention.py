@@ -88,6 +88,18 @@ def depth_attention(
 
   References:
     AttnRes, arXiv 2603.15031. Delta Attention Residuals, arXiv 2605.18855.
+
+  Examples:
+    Two sources of one token, width 2. A query of zero weighs them the same:
+
+    >>> import jax.numpy as jnp
+    >>> memory_SxBxTxD = jnp.array([[1.0, 0.0], [0.0, 1.0]])[:, None, None]
+    >>> queries_RxD = jnp.array([[0.0, 0.0], [100.0, 0.0]])
+    >>> mixed_RxBxTxD = depth_attention(
+    ...   queries_RxD, memory_SxBxTxD, visible=2, eps=1e-6
+    ... )
+    >>> mixed_RxBxTxD[:, 0, 0].tolist()
+    [[0.5, 0.5], [1.0, 0.0]]
   """
   if isinstance(visible, int | np.integer) and not 0 <= visible <= len(
     memory_SxBxTxD
@@ -124,13 +136,30 @@ def add_stream(
 def depth_attention_weights(
   queries_RxK: jax.Array, sources: Sources, heads: int, eps: float
 ) -> jax.Array:
-  """Returns the routing weights alpha_RxHxNxBxT; invisible sources have 0.
+  """The weights with which `depth_attention` mixes.
 
   Args:
     queries_RxK: as for `depth_attention`.
     sources: what the reads may attend to.
     heads: H.
     eps: of the key norm.
+
+  Returns:
+    alpha_RxHxNxBxT, float32 or wider; over N it sums to 1, or to 0 where
+    nothing is visible. Invisible sources have 0.
+
+  Examples:
+    >>> import jax.numpy as jnp
+    >>> sources = Sources(
+    ...   null_D=None,
+    ...   memory_SxBxTxD=jnp.ones((3, 1, 1, 4)),
+    ...   visible=2,
+    ...   running_BxTxD=None,
+    ...   running_visible=False,
+    ... )
+    >>> alpha = depth_attention_weights(jnp.zeros((1, 4)), sources, 1, 1e-6)
+    >>> alpha[0, 0, :, 0, 0].tolist()
+    [0.5, 0.5, 0.0]
   """
   alphas = [alpha for alpha, _ in _weighted(queries_RxK, sources, heads, eps)]
   return jnp.concatenate(alphas, axis=2)

@@ -27,6 +27,13 @@ class DepthMemory:
 
   Attributes:
     slots_SxBxTxD: the sources; slots not yet appended are zero.
+
+  Examples:
+    >>> from deltajax.routing import build_schedule, RoutingConfig
+    >>> schedule = build_schedule(RoutingConfig(variant="delta"), num_layers=2)
+    >>> memory = DepthMemory.create(jnp.ones((1, 3, 8)), schedule)
+    >>> memory.slots_SxBxTxD.shape  # The embedding, and room for 3 outputs.
+    (4, 1, 3, 8)
   """
 
   slots_SxBxTxD: jax.Array
@@ -127,6 +134,12 @@ class Sources(NamedTuple):
     visible: int32, how many slots are read, or [R]; may be traced.
     running_BxTxD: one more source, or None.
     running_visible: bool, whether it is read; may be traced.
+
+  Examples:
+    >>> slots = jnp.zeros((3, 1, 5, 8))
+    >>> sources = Sources(None, slots, 2, jnp.ones((1, 5, 8)), True)
+    >>> sources.memory_SxBxTxD.shape, sources.visible
+    ((3, 1, 5, 8), 2)
   """
 
   null_D: jax.Array | None
@@ -152,6 +165,19 @@ class DepthState:
       at the start of a block.
     recent: what the sublayers since the last commit have closed, a source for
       each that may close a block. Whether it did is for the schedule to say.
+
+  Examples:
+    >>> from deltajax.routing import build_schedule, RoutingConfig
+    >>> schedule = build_schedule(RoutingConfig(variant="delta"), num_layers=1)
+    >>> step = schedule.step(0)
+    >>> state = DepthState.create(jnp.ones((1, 1, 2)), schedule)
+    >>> output_BxTxD = jnp.full((1, 1, 2), 3.0)
+    >>> state = state.advance(output_BxTxD, step, "delta")
+    >>> state = state.commit([step], "delta")
+    >>> state.stream_BxTxD.tolist()
+    [[[4.0, 4.0]]]
+    >>> state.memory.slots_SxBxTxD[:, 0, 0].tolist()  # e, and v0.
+    [[1.0, 1.0], [3.0, 3.0]]
   """
 
   memory: DepthMemory
@@ -163,7 +189,12 @@ class DepthState:
   def create(
     cls, embedding_BxTxD: jax.Array, schedule: Schedule
   ) -> "DepthState":
-    """The state before the first sublayer."""
+    """The state before the first sublayer.
+
+    Args:
+      embedding_BxTxD: p_0; its dtype is that of stream and memory.
+      schedule: of the whole model, which says how many slots there are.
+    """
     return cls(
       memory=DepthMemory.create(embedding_BxTxD, schedule),
       stream_BxTxD=embedding_BxTxD,
@@ -201,10 +232,12 @@ class DepthState:
     """Stores the recent sources.
 
     Args:
-      steps: rows of the schedule of the sublayers that left them.
+      steps: rows of the schedule of the sublayers since the last commit, of
+        which the last have left these sources.
       appends: `Variant.appends`.
     """
     memory = self.memory
+    steps = steps[len(steps) - len(self.recent) :]
     for source_BxTxD, step in zip(self.recent, steps, strict=True):
       memory = memory.append(
         source_BxTxD, step.slot, step.closes, APPENDS[appends].less_newest

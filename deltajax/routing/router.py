@@ -62,6 +62,26 @@ class DepthRouter(nn.Module):
     implementation: of the pass over the memory, a name of `READERS`; None for
       the best on the platform.
     param_dtype: dtype of the parameters.
+
+  Raises:
+    ConfigError: when it is called, if `DepthState.commit` did not come where
+      the schedule expects it, or the implementation does not serve the case.
+
+  References:
+    AttnRes, arXiv 2603.15031. Role-Decoupled AttnRes, arXiv 2608.01075.
+
+  Examples:
+    >>> from deltajax.routing import build_schedule, RoutingConfig
+    >>> routing = RoutingConfig(variant="delta")
+    >>> schedule = build_schedule(routing, num_layers=1)
+    >>> state = DepthState.create(jnp.ones((1, 1, 4)), schedule)
+    >>> router = DepthRouter(routing, routing.row.roles, width=4, eps=1e-6)
+    >>> params = {"query": jnp.zeros((1, 4)), "key_norm": jnp.ones(4)}
+    >>> inputs_UxBxTxD = router.apply(
+    ...   {"params": params}, state, schedule.step(0)
+    ... )
+    >>> inputs_UxBxTxD.shape
+    (1, 1, 1, 4)
   """
 
   routing: RoutingConfig
@@ -215,7 +235,21 @@ def read_together(
     steps: their rows of the schedule.
 
   Returns:
-    A read for each router, and the state to go on with.
+    A read for each router, to be given to it as `stored`, and the state to go
+    on with.
+
+  Examples:
+    >>> from deltajax.routing import build_schedule, RoutingConfig
+    >>> routing = RoutingConfig(variant="delta_block", num_blocks=1)
+    >>> schedule = build_schedule(routing, num_layers=1)
+    >>> state = DepthState.create(jnp.ones((1, 1, 4)), schedule)
+    >>> router = DepthRouter(routing, routing.row.roles, 4, 1e-6)
+    >>> params = {"query": jnp.zeros((1, 4)), "key_norm": jnp.ones(4)}
+    >>> bound = router.bind({"params": params})
+    >>> steps = [schedule.step(0), schedule.step(1)]
+    >>> reads, state = read_together([bound, bound], state, steps)
+    >>> len(reads)
+    2
   """
   router = routers[0]
   # Parameters depend on no implementation: initialisation runs on any host.

@@ -29,6 +29,11 @@ class Step(NamedTuple):
     slot: int32, the slot that is written if the block closes.
     closes: bool, whether the block closes after this sublayer: a slot is
       appended and the running delta starts again at zero.
+
+  Examples:
+    >>> step = build_schedule(RoutingConfig(variant="delta"), 2).step(3)
+    >>> int(step.visible), int(step.stored), bool(step.reads_running)
+    (4, 3, False)
   """
 
   visible: Any
@@ -53,6 +58,14 @@ class Schedule:
       before sublayer 3), `r2` (released recurrence).
     running_names: per sublayer, and last for the final read, the name of the
       running source, for example `b2+` while block 2 is open.
+
+  Examples:
+    >>> routing = RoutingConfig(variant="delta_block", num_blocks=2)
+    >>> schedule = build_schedule(routing, num_layers=4)
+    >>> schedule.slot_names
+    ('e', 'b1')
+    >>> schedule.sources(7)
+    ['e', 'b1', 'b2+']
   """
 
   num_slots: int
@@ -104,8 +117,18 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
     routing: the variant and its options.
     num_layers: transformer layers L; the schedule has 2L sublayers.
 
+  Returns:
+    Integer and boolean NumPy tables [2L]; nothing is computed with JAX.
+
   Raises:
     ConfigError: if there are fewer layers than blocks, or no layers.
+
+  Examples:
+    >>> schedule = build_schedule(RoutingConfig(variant="delta"), num_layers=2)
+    >>> schedule.steps.visible.tolist()
+    [0, 2, 3, 4]
+    >>> [schedule.sources(s) for s in range(3)]
+    [[], ['e', 'v0'], ['e', 'v0', 'v1']]
   """
   if num_layers < 1:
     raise ConfigError(f"num_layers is {num_layers}; it must be at least 1.")

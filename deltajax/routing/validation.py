@@ -18,7 +18,19 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-  """An option has a value that cannot be used; the message says what would."""
+  """An option has a value that cannot be used; the message says what would.
+
+  Every public function raises it before any work; commands print the message
+  and exit with code 2.
+
+  Examples:
+    >>> import deltajax
+    >>> try:
+    ...   deltajax.RoutingConfig(num_blocks=0)
+    ... except deltajax.ConfigError as error:
+    ...   print(error)
+    routing.num_blocks is 0; it must be at least 1.
+  """
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> str:

@@ -10,6 +10,12 @@ References:
   Delta Attention Residuals, Luo, Cai and Hu, arXiv 2605.18855.
   Role-Decoupled Attention Residuals, Wang, arXiv 2608.01075.
   Multi-Head AttnRes, arXiv 2607.27230. Low-Rank AttnRes, arXiv 2607.09694.
+
+Examples:
+  >>> VARIANTS["delta"].summary
+  'u = p + mix(e, v_0 .. v_{s-1})'
+  >>> [name for name, row in VARIANTS.items() if not row.additive][:2]
+  ['attnres_full', 'attnres_block']
 """
 
 from collections.abc import Callable, Mapping
@@ -41,6 +47,14 @@ class Roles:
       learned ones. No columns: nothing is learned and queries are zero.
     inputs: [roles, R]. Each role's input as a combination of the reads. One
       row: all roles share it.
+
+  References:
+    Role-Decoupled AttnRes, arXiv 2608.01075.
+
+  Examples:
+    >>> roles = VARIANTS["rd_delta"].roles  # One read for Q and K, one for V.
+    >>> roles.num_queries, roles.num_reads, len(roles.inputs)
+    (2, 2, 2)
   """
 
   queries: Matrix = ((1.0,),)
@@ -88,6 +102,11 @@ class Variant:
     final_read: one more read feeds the final norm, in place of the stream.
     roles: roles of an attention sublayer; the MLP and the final read have one.
     gate: the gate that is part of the row, used when the config names none.
+
+  Examples:
+    >>> row = VARIANTS["delta_block"]
+    >>> row.additive, row.appends, row.block, row.running_source
+    (True, 'delta', 'layers', 'delta')
   """
 
   summary: str
@@ -263,6 +282,14 @@ class RoutingConfig:
   Raises:
     ConfigError: for an unknown variant or gate, a value out of range, or an
       option that the variant has no use for.
+
+  References:
+    Those of the variants are at the head of this module. Heads: Multi-Head
+    AttnRes, arXiv 2607.27230; key_dim: Low-Rank AttnRes, arXiv 2607.09694.
+
+  Examples:
+    >>> RoutingConfig(variant="rd_delta", heads=2).row.summary
+    'delta, one read for Q and K, one for V'
   """
 
   variant: str = "delta_block"

@@ -144,6 +144,15 @@ def import_wandb() -> Any:
   return wandb
 
 
+def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
+  """The lines of a metrics file: `step`, and what was written down then.
+
+  Raises:
+    OSError: if there is no such file, or it cannot be read.
+  """
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def _drop_lines_after(path: pathlib.Path, step: int) -> None:
   """Rewrites a metrics file, at once or not at all, up to an update.
 
