@@ -24,6 +24,7 @@ from deltajax.files import digest_of
 DAMAGED = "damaged"
 _CHECKSUMS = "checksums"  # Of the arrays.
 _DIGEST = "digest"  # Of all else.
+_PARAMS = ".params"  # Where a training state holds its parameters.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,23 +213,40 @@ class Checkpoints:
 
     Args:
       step: which checkpoint.
-      like: the parameters as ShapeDtypeStructs; without a sharding, they are
-        put on JAX's default device.
+      like: the parameters as ShapeDtypeStructs, in the dtype that is wanted;
+        without a sharding, they are put on JAX's default device.
+
+    Raises:
+      ChecksumError: if they are not what was saved.
+      Exception: whatever keeps Orbax from reading it.
     """
+    data, _ = self._values(step)
+    saved = {
+      path.removeprefix(_PARAMS): x
+      for path, x in data[_CHECKSUMS].items()
+      if path.startswith(_PARAMS)
+    }
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    dtypes = self._manager.item_metadata(step)["state"]["params"]
     abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=x.sharding or device
+      lambda x, stored: jax.ShapeDtypeStruct(
+        x.shape, stored.dtype, sharding=x.sharding or device
       ),
-      {"params": like},
+      like,
+      dtypes,
     )
+    tree = {"params": abstract}
     restore = ocp.args.PyTreeRestore(
-      abstract,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+      tree,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
       partial_restore=True,
     )
     args = ocp.args.Composite(state=restore)
-    return self._manager.restore(step, args=args)["state"]["params"]
+    # As it was saved, whatever this process computes in.
+    with jax.enable_x64(True):
+      params = self._manager.restore(step, args=args)["state"]["params"]
+      check(params, saved)
+      return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
   def config(self, step: int) -> dict[str, Any]:
     """The config that was saved with a checkpoint; raises as `restore`."""

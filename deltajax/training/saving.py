@@ -128,7 +128,8 @@ def restore_newest(
 
   Args:
     saved: the checkpoints.
-    read: reads one; a ConfigError is no damage, and ends the search.
+    read: reads one; a ConfigError on any host is no damage, and ends the
+      search.
     log: takes lines for the console.
 
   Returns:
@@ -139,15 +140,17 @@ def restore_newest(
   """
   damaged: list[int] = []
   for step in saved.steps():
-    problem: Exception | None = None
+    refused: ConfigError | None = None
+    is_damaged = False
     try:
       restored = read(step)
-    except ConfigError:
-      raise
+    except ConfigError as error:
+      refused = error
     except Exception as error:
-      problem = error
+      is_damaged = True
       log(f"WARNING   checkpoint {step} is damaged ({_reason(error)})")
-    if hosts.any_host(problem is not None):
+    hosts.agree({}, refused)
+    if hosts.any_host(is_damaged):
       damaged.append(step)
       continue
     if damaged:
@@ -163,9 +166,8 @@ def restore_newest(
 
 
 def _put_aside(saved: Checkpoints, damaged: list[int], log: Log) -> None:
-  if hosts.is_main_host():
-    log(f"put aside {saved.put_aside(damaged)}: {damaged}")
-  hosts.any_host(False)  # The others wait for it.
+  place = hosts.on_main_host(lambda: saved.put_aside(damaged))
+  log(f"put aside {place}: {damaged}")
   saved.reload()
 
 
