@@ -208,13 +208,14 @@ class Checkpoints:
     check(state, data.pop(_CHECKSUMS))
     return Restored(step=step, state=state, data=data)
 
-  def restore_params(self, step: int, like: Any) -> Any:
+  def restore_params(self, step: int, like: Any, dtype: str) -> Any:
     """Reads the parameters of a training state, and nothing else of it.
 
     Args:
       step: which checkpoint.
       like: the parameters as ShapeDtypeStructs, in the dtype that is wanted;
         without a sharding, they are put on JAX's default device.
+      dtype: in which they were saved.
 
     Raises:
       ChecksumError: if they are not what was saved.
@@ -227,13 +228,11 @@ class Checkpoints:
       if path.startswith(_PARAMS)
     }
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    dtypes = self._manager.item_metadata(step)["state"]["params"]
     abstract = jax.tree.map(
-      lambda x, stored: jax.ShapeDtypeStruct(
-        x.shape, stored.dtype, sharding=x.sharding or device
+      lambda x: jax.ShapeDtypeStruct(
+        x.shape, jax.numpy.dtype(dtype), sharding=x.sharding or device
       ),
       like,
-      dtypes,
     )
     tree = {"params": abstract}
     restore = ocp.args.PyTreeRestore(

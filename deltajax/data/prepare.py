@@ -130,7 +130,7 @@ def prepare(
   with start_workers(workers, threads=max(1, workers // len(parts))) as pool:
     if there is not None:
       there.check_sources(out, pool.run([Hash(part) for part in parts]))
-      if (scratch_of(out) / _LOCK).is_file():
+      if _is_scratch(scratch_of(out)):
         with _scratch(out):  # Of a process that was killed at its very end.
           pass
       log(f"written    {out}, before")
@@ -265,7 +265,7 @@ def _scratch(out: Path, keep_refused: bool = True) -> Iterator[Path]:
   corpus is refused of which nothing is to be kept.
   """
   scratch = scratch_of(out)
-  if scratch.exists() and not (scratch / _LOCK).exists():
+  if scratch.exists() and not _is_scratch(scratch):
     raise ConfigError(f"{scratch} holds something else; remove it.")
   try:
     (scratch / "parts").mkdir(parents=True, exist_ok=True)
@@ -283,9 +283,21 @@ def _scratch(out: Path, keep_refused: bool = True) -> Iterator[Path]:
     except BaseException as error:
       refused = isinstance(error, ConfigError) and not keep_refused
       if refused or not any((scratch / "parts").iterdir()):
-        shutil.rmtree(scratch)
+        _remove(scratch)
       raise
-    shutil.rmtree(scratch)
+    _remove(scratch)
+
+
+def _is_scratch(path: Path) -> bool:
+  """Whether a directory is one of ours; if so, its lock goes last."""
+  return (path / _LOCK).is_file() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _remove(scratch: Path) -> None:
+  for path in scratch.iterdir():
+    if path.is_dir():
+      shutil.rmtree(path)
+  shutil.rmtree(scratch)
 
 
 def _existing(out: Path) -> Manifest | None:

@@ -6,15 +6,21 @@ import shutil
 import time
 from unittest import mock
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from deltajax.checkpoints import manager
+from deltajax.checkpoints.checksums import ChecksumError, checksums
 from deltajax.checkpoints.manager import Checkpoints, Keep
 from deltajax.config import ConfigError
 from deltajax.training import saving
+from deltajax.training.health import Health
 from deltajax.training.saving import restore_newest, Saver
+from deltajax.training.step import TrainState
 from deltajax.training.stopping import NotSavedError
 
 
@@ -143,6 +149,44 @@ def test_another_config_is_no_damage(saved):
 
   with pytest.raises(ConfigError, match="3 is another run's"):
     restore_newest(saved, refuse, print)
+
+
+def test_parameters_alone_are_checked_too(tmp_path, monkeypatch):
+  params = {"a": state(1)["x"], "b": {"c": state(2)["x"]}}
+  whole = TrainState(jnp.int32(1), params, {}, Health.new())
+  like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+  wrong = checksums(whole) | {".params['b']['c']": 5}
+  with Checkpoints(tmp_path / "checkpoints", Keep(2)) as saved:
+    saved.save(1, whole, {}, {})
+    monkeypatch.setattr(manager, "checksums", lambda tree: wrong)
+    saved.save(2, whole, {}, {})
+  monkeypatch.undo()
+  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
+    chex.assert_trees_all_equal(
+      saved.restore_params(1, like, "float32"), params
+    )
+    half = jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), like)
+    chex.assert_trees_all_equal(
+      saved.restore_params(1, half, "float32"),
+      jax.tree.map(lambda x: x.astype(jnp.bfloat16), params),
+    )
+    with pytest.raises(ChecksumError, match=r"the first is \['b'\]\['c'\]"):
+      saved.restore_params(2, like, "float32")
+
+
+def test_a_refusal_on_one_host_ends_the_search_on_all(saved, monkeypatch):
+  """Nothing may be raised here before the others know of it."""
+  told = []
+  monkeypatch.setattr(
+    saving.hosts, "agree", lambda facts, error=None: told.append(error)
+  )
+
+  def refuse(step):
+    raise ConfigError(f"{step} is another run's")
+
+  with contextlib.suppress(UnboundLocalError):
+    restore_newest(saved, refuse, print)
+  assert "3 is another run's" in str(told[0])
 
 
 def test_no_checkpoint_is_none(tmp_path):
