@@ -128,8 +128,12 @@ class Session:
     """
     if step < self.trainer.config.training.steps:
       return {}
-    found = (x for x in lines if x["step"] == step and "test/loss" in x)
-    known = dict(next(found, {}))
+    known = {
+      name: value
+      for line in lines
+      for name, value in line.items()
+      if line["step"] == step and name.startswith("test/")
+    }
     if not hosts.any_host(hosts.is_main_host() and not known):
       return known
     values = self.evaluator.test(state.params)
