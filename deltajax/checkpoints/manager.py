@@ -165,6 +165,17 @@ class Checkpoints:
     if not self.is_writing():
       self.wait()
 
+  def probe(self) -> None:
+    """Raises OSError if no checkpoint can be begun now.
+
+    Orbax finds that out in a thread, for which others then wait in vain, and
+    the process with them when it ends.
+    """
+    if jax.process_index() == 0:
+      place = self._directory / ".probe"
+      place.mkdir(exist_ok=True)  # A process that was killed may leave it.
+      place.rmdir()
+
   def start_again(self) -> None:
     """Forgets a checkpoint that could not be written, and removes its parts."""
     with contextlib.suppress(Exception):  # What is wrong is known.

@@ -112,7 +112,7 @@ def _differences(
 
 def _named(parts: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
   """Each of `parts` by a name of its own."""
-  found = {name: parts[name] for name in ("tokenizer", "weights")}
+  found = {k: x for k, x in parts.items() if k != "sources"}
   for name, info in zip(names, parts["sources"], strict=False):
     for field, value in info.items():
       found[f"data set {name}, {field}"] = value

@@ -63,9 +63,12 @@ class Saver:
     # An earlier one may have failed since: it must not cost this one too.
     if not self._failed:
       self._note(self._problem_of(self._saved.wait))
-    self._note(
-      self._problem_of(lambda: self._saved.save(step, *args, **kwargs))
-    )
+    problem = self._problem_of(self._saved.probe)
+    if problem is None:
+      problem = self._problem_of(
+        lambda: self._saved.save(step, *args, **kwargs)
+      )
+    self._note(problem)
     self.blocked_seconds = time.monotonic() - begin
 
   def finish(self, step: int, *args: Any, **kwargs: Any) -> None:

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import math
 import os
@@ -32,6 +33,7 @@ from deltajax.training.load import find_model
 from deltajax.training.loop import train
 from deltajax.training.metrics import read_metrics
 from deltajax.training.run_directory import RunDirectory
+from deltajax.training.step import Trainer
 from deltajax.training.stopping import PreemptedError, UnhealthyError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -417,31 +419,37 @@ def contents(directory):
   }
 
 
-@pytest.mark.parametrize("changed", ["tokenizer", "sources", None])
-def test_changed_data_are_refused_on_resume(corpus, tmp_path, changed):
+def test_changed_data_are_refused_on_resume(corpus, tmp_path):
+  config = tiny_config(corpus)
   train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
-  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
-    config = tiny_config(corpus)
-    from deltajax.training.step import Trainer
 
-    trainer = Trainer(config)
-    restored = saved.restore(10, trainer.init())
-    position = restored.data | {"fingerprint": "of other data"}
-    message = "fingerprint: of other dat in the checkpoint, "
-    if changed == "tokenizer":
-      position["parts"]["tokenizer"] = "words"
-      message = "\n  tokenizer: words in the checkpoint, bytes now\n"
-    elif changed == "sources":
-      position["parts"]["sources"][0]["num_documents"] = 7
-      message = f"data set {corpus}, num_documents: 7 in the checkpoint, 5"
-    saved.save(11, restored.state, position, to_dict(config))
-  before = contents(tmp_path / "run")
-  # What it would accept is not accepted, as long as it is refused.
-  refused = tiny_config(corpus, seed=3, accept=("training.seed",))
-  with pytest.raises(ConfigError, match="not those that the run was") as error:
-    train(refused, tmp_path / "run", quiet)
-  assert message in str(error.value)
-  assert contents(tmp_path / "run") == before
+  def tokenizer(parts):
+    parts["tokenizer"] = "words"
+    return "\n  tokenizer: words in the checkpoint, bytes now\n"
+
+  def documents(parts):
+    parts["sources"][0]["num_documents"] = 7
+    return f"data set {corpus}, num_documents: 7 in the checkpoint, 5"
+
+  def unknown(parts):
+    del parts["tokenizer"]
+    return "fingerprint: of other dat in the checkpoint, "
+
+  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+    restored = saved.restore(10, Trainer(config).init())
+  for step, change in enumerate((tokenizer, documents, unknown), 11):
+    with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+      position = copy.deepcopy(restored.data)
+      position["fingerprint"] = "of other data"
+      message = change(position["parts"])
+      saved.save(step, restored.state, position, to_dict(config))
+    before = contents(tmp_path / "run")
+    # What it would accept is not accepted, as long as it is refused.
+    refused = tiny_config(corpus, seed=3, accept=("training.seed",))
+    with pytest.raises(ConfigError, match="not those that the run") as error:
+      train(refused, tmp_path / "run", quiet)
+    assert message in str(error.value)
+    assert contents(tmp_path / "run") == before
   accepting = tiny_config(corpus, accept=("data.content",))
   assert train(accepting, tmp_path / "run", quiet).step == 20
 
@@ -496,12 +504,10 @@ def test_sigterm_at_the_last_update_ends_the_run_as_usual(corpus, tmp_path):
     assert sum(wanted in x for x in names) == 1
 
 
-def damage(path):
-  """Flips bits of a file's first record."""
+def cut_short(path):
+  """Returns the whole file."""
   raw = path.read_bytes()
-  path.write_bytes(
-    raw[:200] + bytes(x ^ 0xFF for x in raw[200:220]) + raw[220:]
-  )
+  path.write_bytes(raw[: len(raw) // 4])
   return raw
 
 
@@ -509,7 +515,7 @@ def damage(path):
 def own_data(corpus, tmp_path):
   """A config whose packed rows are its own, and the files of a split."""
   data_dir = tmp_path / "data"
-  config = tiny_config(corpus, data={"data_dir": str(data_dir)}, steps=3)
+  config = tiny_config(corpus, data={"data_dir": str(data_dir)}, steps=5)
 
   def file(split):
     (path,) = data_dir.rglob(f"packed-{split}.array_record*")
@@ -521,11 +527,11 @@ def own_data(corpus, tmp_path):
 
 def test_a_damaged_test_split_costs_nothing_else(own_data, tmp_path):
   config, file = own_data
-  whole = damage(file("test"))
+  whole = cut_short(file("test"))
   lines, results = [], []
   result = train(config, tmp_path / "run", lines.append, on_end=results.append)
   assert results == [result]
-  assert (result.step, result.test) == (3, {})
+  assert (result.step, result.test) == (5, {})
   (line,) = (x for x in lines if x.startswith("WARNING"))
   assert "the test split cannot be used: record " in line
   assert str(file("test")) in line
@@ -537,7 +543,7 @@ def test_a_damaged_test_split_costs_nothing_else(own_data, tmp_path):
 
 def test_damaged_training_rows_end_the_run_by_name(own_data, tmp_path):
   config, file = own_data
-  damage(file("train"))
+  cut_short(file("train"))
   with pytest.raises(
     OSError, match=rf"record \d+ of {file('train')} cannot be"
   ):
@@ -555,7 +561,7 @@ def test_data_without_a_test_split(tmp_path):
   for i in range(200):
     (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} " * 20)
   config = tiny_config(
-    tmp_path / "texts", data={"data_dir": str(tmp_path / "data")}, steps=1
+    tmp_path / "texts", data={"data_dir": str(tmp_path / "data")}, steps=5
   )
   lines = []
   assert train(config, tmp_path / "run", lines.append).test == {}

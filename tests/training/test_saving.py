@@ -1,8 +1,10 @@
 """Checkpoints that cannot be written or read, one kind of fault at a time."""
 
 import contextlib
+import pathlib
 import resource
 import shutil
+import threading
 import time
 from unittest import mock
 
@@ -274,6 +276,24 @@ def test_a_directory_that_cannot_be_opened_again_ends_nothing(
   saved.wait()
   assert saved.steps()[0] == 11
   assert len(lines) == 1
+
+
+def test_where_no_checkpoint_can_be_begun_none_is(saved, tmp_path, monkeypatch):
+  """Threads of Orbax would wait for it, and keep the process from ending."""
+  lines = []
+  saver = Saver(saved, every=10, log=lines.append)
+  before = threading.active_count()
+  with monkeypatch.context() as patch:
+    refused = mock.Mock(side_effect=OSError(30, "Read-only file system"))
+    patch.setattr(pathlib.Path, "mkdir", refused)
+    saver.save(10, state(10), {}, {})
+  assert "Read-only file system" in lines[0]
+  assert threading.active_count() <= before
+  (tmp_path / "checkpoints" / ".probe").mkdir()  # Left by a process' death.
+  saver.finish(11, state(11), {}, {})
+  assert saved.steps()[0] == 11
+  names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+  assert ".probe" not in names
 
 
 @contextlib.contextmanager
