@@ -169,6 +169,7 @@ class RunDirectory:
     """
     if self.config.exists() and not config.training.accept:
       return
+    self.root.mkdir(parents=True, exist_ok=True)
     text = json.dumps(to_dict(config), indent=2) + "\n"
     write_file(self.config, text)
 
