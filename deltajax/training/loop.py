@@ -156,12 +156,8 @@ def train(
       step, state = restored.step, restored.state
       batches.set_state(restored.data["iterator"])
       log(f"resumed after {step} of {training.steps} updates")
-    elif given is not None:
-      log(f"start     {given}")
-      model = hosts.together(lambda: given.load(abstract_state.params))
-      state = trainer.compiled_start(model.params)
     else:
-      state = trainer.compiled_init()
+      state = _new_state(trainer, given, log)
     # Nothing is left that could refuse the run.
     hosts.on_main_host(lambda: directory.claim(config))
     if restored is None and on_start is not None:
@@ -241,6 +237,18 @@ def _prepare(
     given = find_model(pathlib.Path(config.init_from))
     check_same_model(given, config.model)
   return trainer, rows, given
+
+
+def _new_state(
+  trainer: Trainer, given: StoredModel | None, log: Callable[[str], None]
+) -> TrainState:
+  """Of a run that begins: with a model that it is given, or a random one."""
+  if given is None:
+    return trainer.compiled_init()
+  log(f"start     {given}")
+  like = trainer.abstract_state().params
+  model = hosts.together(lambda: given.load(like))
+  return trainer.compiled_start(model.params)
 
 
 def _warnings_to(log: Callable[[str], None]) -> Callable[[str], None]:

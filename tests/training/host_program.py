@@ -39,8 +39,12 @@ def main(options):
   with mock.patch.object(
     ByteTokenizer, "encode", autospec=True, side_effect=ByteTokenizer.encode
   ) as encode:
-    train(config, workdir, lambda x: print(x, flush=True), on_end=print_report)
-  print(f"encoded {encode.call_count} texts")
+
+    def report(result):
+      print(f"encoded {encode.call_count} texts")
+      print_report(result)
+
+    train(config, workdir, lambda x: print(x, flush=True), on_end=report)
 
 
 if __name__ == "__main__":
