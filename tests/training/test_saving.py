@@ -176,19 +176,24 @@ def test_parameters_alone_are_checked_too(tmp_path, monkeypatch):
       saved.restore_params(2, like, "float32")
 
 
-def test_a_refusal_on_one_host_ends_the_search_on_all(saved, monkeypatch):
-  """Nothing may be raised here before the others know of it."""
+def test_all_hosts_are_told_of_a_refusal_before_it_is_raised(
+  saved, monkeypatch
+):
   told = []
-  monkeypatch.setattr(
-    saving.hosts, "agree", lambda facts, error=None: told.append(error)
-  )
+
+  def agree(facts, error=None):
+    told.append(error)
+    if error is not None:
+      raise error
+
+  monkeypatch.setattr(saving.hosts, "agree", agree)
 
   def refuse(step):
     raise ConfigError(f"{step} is another run's")
 
-  with contextlib.suppress(UnboundLocalError):
+  with pytest.raises(ConfigError, match="3 is another run's") as error:
     restore_newest(saved, refuse, print)
-  assert "3 is another run's" in str(told[0])
+  assert told == [error.value]
 
 
 def test_no_checkpoint_is_none(tmp_path):
