@@ -5,8 +5,10 @@
 
 A small run is made once undisturbed, and once for each kind of fault with the
 same command: SIGKILL and SIGTERM at random moments, start-up and checkpoints
-among them, and damage to the newest checkpoint between two sessions. Exit code
-1 unless every sequence of losses is that of the undisturbed run.
+among them, and damage to the newest checkpoint between two sessions. So is a
+data set, whose preparation is killed at random moments. Exit code 1 unless
+every sequence of losses is that of the undisturbed run, and every file that of
+the undisturbed preparation.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,11 +29,14 @@ import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from deltajax.training.metrics import read_metrics
 from deltajax.training.stopping import PREEMPTED, RUN_ERROR
 from train.cli import check_json_file, main, write_json_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 CHECKPOINT_EVERY = 4
+# Of the corpus that is prepared.
+PARTS, DOCUMENTS = 12, 2000
 POLL_SECONDS = 0.005
 
 
@@ -43,6 +48,7 @@ class Options:
     kills: SIGKILLs.
     terms: SIGTERMs.
     damages: newest checkpoints that are damaged.
+    preparations: SIGKILLs of a preparation.
     steps: updates of the run.
     seed: of the moments.
     dataset: that it reads, see `--data.dataset`.
@@ -53,6 +59,7 @@ class Options:
   kills: int = 30
   terms: int = 5
   damages: int = 5
+  preparations: int = 10
   steps: int = 300
   seed: int = 0
   dataset: str = "python_stdlib"
@@ -62,14 +69,14 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What became of a run.
+  """What became of a run, or of a preparation.
 
   Attributes:
     fault: what was done to it.
     times: how often.
     sessions: processes that it took.
     lost_updates: updates that had to be made again.
-    equal: whether all losses are those of the undisturbed run.
+    equal: whether all losses, or files, are those of the undisturbed one.
   """
 
   fault: str
@@ -81,7 +88,7 @@ class Outcome:
   def __str__(self) -> str:
     verdict = "equal bit for bit" if self.equal else "DIFFERENT"
     return (
-      f"{self.fault:<8} {self.times:>3} times, {self.sessions:>3} sessions,"
+      f"{self.fault:<12} {self.times:>3} times, {self.sessions:>3} sessions,"
       f" {self.lost_updates:>4} updates made again: {verdict}"
     )
 
@@ -141,11 +148,7 @@ class Run:
     """Loss and gradient norm of each update; a torn line is no line."""
     file = self._workdir / "metrics.jsonl"
     found = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-      try:
-        values = json.loads(line)
-      except json.JSONDecodeError:
-        continue
+    for values in read_metrics(file) if file.exists() else ():
       if "train/loss" in values:
         norm = values["train/grad_norm"]
         found[values["step"]] = values["train/loss"], norm
@@ -260,6 +263,76 @@ def newest(run: Run) -> int:
   return max((int(name) for name in names if name.isdigit()), default=0)
 
 
+class Preparation:
+  """A data set that is prepared in processes of its own."""
+
+  def __init__(self, scratch: pathlib.Path):
+    """Writes the sources; prepares nothing yet."""
+    self._scratch = scratch
+    self.sessions = 0
+    (scratch / "sources").mkdir(parents=True)
+    for k in range(PARTS):
+      lines = (
+        json.dumps({"text": f"document {i} of part {k}. " * (i % 40)}) + "\n"
+        for i in range(DOCUMENTS)
+      )
+      (scratch / "sources" / f"{k}.jsonl").write_text("".join(lines))
+
+  def start(self, name: str) -> subprocess.Popen:
+    """Starts a process that goes on with a data set of this name."""
+    self.sessions += 1
+    return subprocess.Popen(
+      [
+        *(sys.executable, "-m", "train.prepare_data", "build"),
+        *(self.out(name), "--sources", self._scratch / "sources"),
+        *("--tokenizer", "bytes", "--sequence-length", "128"),
+        *("--workers", "2"),
+      ],
+      cwd=ROOT,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+
+  def out(self, name: str) -> pathlib.Path:
+    """Where it comes to lie."""
+    return self._scratch / name
+
+  def finish(self, name: str) -> dict[str, bytes]:
+    """Goes on to the end; returns the files, by name."""
+    process = self.start(name)
+    _, errors = process.communicate()
+    if process.returncode:
+      raise SystemExit(f"preparation failed: {errors}")
+    left = {path.name for path in self._scratch.glob(f"{name}*")}
+    if left != {name}:
+      raise SystemExit(f"preparation left {sorted(left)}")
+    files = sorted(self.out(name).rglob("*"))
+    return {str(x.relative_to(self.out(name))): x.read_bytes() for x in files}
+
+
+def kill_preparations(options: Options, scratch: pathlib.Path) -> Outcome:
+  """SIGKILL at random moments; a set that was done before is begun anew."""
+  preparation = Preparation(scratch)
+  begin = time.monotonic()
+  expected = preparation.finish("undisturbed")
+  seconds = time.monotonic() - begin
+  rng = random.Random(options.seed)
+  equal = True
+  for _ in range(options.preparations):
+    process = preparation.start("killed")
+    wait(process, lambda: False, rng.uniform(0.0, seconds))
+    process.kill()
+    process.communicate()
+    if preparation.out("killed").exists():
+      equal &= preparation.finish("killed") == expected
+      shutil.rmtree(preparation.out("killed"))
+  equal &= preparation.finish("killed") == expected
+  return Outcome(
+    "preparations", options.preparations, preparation.sessions, 0, equal
+  )
+
+
 FAULTS = {"kills": kill, "terms": terminate, "damages": damage}
 
 
@@ -292,6 +365,10 @@ def _outcomes(options: Options, scratch: pathlib.Path) -> list[Outcome]:
     print(outcome, flush=True)
     outcomes.append(outcome)
     shutil.rmtree(scratch / name)
+  if options.preparations:
+    outcome = kill_preparations(options, scratch / "preparations")
+    print(outcome, flush=True)
+    outcomes.append(outcome)
   return outcomes
 
 

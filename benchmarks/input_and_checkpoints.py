@@ -10,7 +10,6 @@ thread, as a multiple of those of the training step. Bounds: 1%, 5%, 20 times.
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 import tempfile
@@ -23,7 +22,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from deltajax.config import RunConfig
 from deltajax.data.pipeline import train_iterator
-from deltajax.training.loop import load_data, train
+from deltajax.training.loop import train
+from deltajax.training.metrics import read_metrics
+from deltajax.training.run_data import load_data
 from train.cli import check_json_file, load_config, main, write_json_file
 
 
@@ -73,8 +74,7 @@ def measure(options: Options, config: RunConfig) -> Figures:
   with tempfile.TemporaryDirectory() as directory:
     workdir = pathlib.Path(directory) / "run"
     train(config, workdir, lambda line: None)
-    file = workdir / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = read_metrics(workdir / "metrics.jsonl")
   # The first window compiles; the last checkpoint is waited for.
   steps = [x for x in lines if "train/tokens_per_second" in x][1:]
   rates = np.array([x["train/tokens_per_second"] for x in steps])

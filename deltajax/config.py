@@ -397,7 +397,8 @@ class TrainingConfig:
     keep_every: keep those at multiples of this number of updates, too.
     wandb_project: metrics also go to this project of Weights & Biases; where
       WANDB_MODE is `offline`, to files for a later upload.
-    keep_best: how many of those with the least validation loss are kept, too.
+    keep_best: how many of those with the least validation loss are kept, too;
+      each checkpoint then comes with a validation.
   """
 
   steps: int = 10_000
@@ -452,8 +453,8 @@ class HealthConfig:
     spike: standard deviations above the running mean of about 100 losses from
       which a loss is a spike; None: none is.
     hang_seconds: after which a step, a validation or a checkpoint that does not
-      end is reported, with the stacks of all threads; None: never. The first
-      step compiles.
+      end is reported, with the stacks of all threads; None: never. The first of
+      each kind, which compiles, has 20 minutes more.
     hang_exits: end the process then, with exit code 4.
   """
 

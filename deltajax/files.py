@@ -15,7 +15,7 @@ def temporary_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def write_file(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file, at once or not at all.
+  """Writes a file, at once or not at all, also where the power fails.
 
   Args:
     path: of the file; one that is there is replaced.
@@ -28,7 +28,14 @@ def write_file(path: pathlib.Path, content: str | bytes) -> None:
   temporary = temporary_of(path)
   with naming(temporary):
     temporary.write_bytes(data)
+    flush(temporary)
   os.replace(temporary, path)
+
+
+def flush(path: pathlib.Path) -> None:
+  """Returns when what a file holds has reached the disk."""
+  with path.open("rb") as file:
+    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

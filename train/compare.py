@@ -17,7 +17,7 @@ from deltajax.comparison.compare import compare
 from deltajax.comparison.finished import finished_runs
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import ComparisonResult
-from deltajax.training.loop import load_data
+from deltajax.training.run_data import load_data
 from train.cli import main, parse_compare
 
 RUN = (sys.executable, "-m", "train.compare_run")

@@ -15,7 +15,7 @@ from train.pretrain import print_report
 def command(arguments: list[str]) -> None:
   """Trains, then shows what came out."""
   run = parse_finetune("python -m train.finetune", arguments)
-  print_report(train(run.config, run.workdir))
+  train(run.config, run.workdir, on_end=print_report)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,8 @@ def summary_lines(manifest: Manifest) -> list[str]:
     f", {count} records skipped ({reason})"
     for reason, count in manifest.skipped.items()
   )
+  if manifest.empty:
+    skipped += f", {manifest.empty} documents without text"
   if manifest.replaced:
     skipped += f", {manifest.replaced} documents with bytes replaced"
   lines = [
@@ -132,6 +134,12 @@ def summary_lines(manifest: Manifest) -> list[str]:
     f" {manifest.num_tokens:,} tokens; {manifest.duplicates:,} dropped as"
     f" duplicates{skipped}"
   ]
+  nothing = [x.path for x in manifest.sources if not x.num_documents]
+  if nothing:
+    lines.append(
+      f"empty      {len(nothing)} sources without a document, the first is"
+      f" {nothing[0]}"
+    )
   for split, info in manifest.splits.items():
     lines.append(
       f"{split:<11}{info.num_documents:,} documents, {info.num_tokens:,} tokens"

@@ -3,14 +3,9 @@
 from collections.abc import Mapping
 
 import jax
-import numpy as np
 
 from deltajax.analysis.analyze import analyze
 from deltajax.analysis.table import routing_table
-from deltajax.config import ConfigError, DataConfig
-from deltajax.data.pipeline import fixed_batches, load_mixture, Mixture
-from deltajax.evaluation.perplexity import score_rows
-from deltajax.evaluation.scoring import Scorer
 from deltajax.models.generation import generate
 from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
@@ -23,7 +18,7 @@ SAMPLE_TOKENS = 200
 def command(arguments: list[str]) -> None:
   """Trains, then shows what came out."""
   run = parse_run("python -m train.pretrain", arguments)
-  print_report(train(run.config, run.workdir))
+  train(run.config, run.workdir, on_end=print_report)
 
 
 def print_report(result: RunResult) -> None:
@@ -45,7 +40,8 @@ def report_lines(result: RunResult) -> list[str]:
   lines.append(
     f"validation: {_quality(result.validation)} after {result.step} updates"
   )
-  lines += test_lines(result)
+  if result.test:
+    lines.append(f"test:       {_quality(result.test, 'test')}")
 
   tokenizer = result.data.tokenizer
   prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
@@ -85,44 +81,10 @@ def report_lines(result: RunResult) -> list[str]:
   ]
 
 
-def test_lines(result: RunResult) -> list[str]:
-  """How the model does on text that nothing was chosen by, if there is any.
-
-  As many rows as in validation, of the split `test` of the run's data.
-  """
-  config = result.trainer.config
-  # It may have to be packed yet.
-  test = hosts.main_host_first(lambda: _test_split(config.data))
-  if test is None:
-    return []
-  batches = fixed_batches(
-    test,
-    batch_size=len(result.data.validation[0]["tokens"]),
-    num_rows=config.training.eval_sequences,
+def _quality(values: Mapping[str, float], split: str = "validation") -> str:
+  bits, perplexity = (
+    values[f"{split}/{name}"] for name in ("bits_per_byte", "perplexity")
   )
-  quality = score_rows(
-    Scorer(config.model, result.trainer.sharding),
-    result.state.params,
-    batches,
-    np.asarray(result.data.tokenizer.bytes_per_token),
-  )
-  return [
-    f"test:       {quality.bits_per_byte} bits per byte, perplexity"
-    f" {quality.perplexity}, over {quality.units} of {len(test)} rows"
-  ]
-
-
-def _test_split(data: DataConfig) -> Mixture | None:
-  """None if there is no such split, or less than a row of it."""
-  try:
-    return load_mixture(data, "test")
-  except ConfigError:
-    return None
-
-
-def _quality(validation: Mapping[str, float]) -> str:
-  bits = validation["validation/bits_per_byte"]
-  perplexity = validation["validation/perplexity"]
   return f"{bits:.3f} bits per byte, perplexity {perplexity:.2f}"
 
 

@@ -24,6 +24,7 @@ from deltajax.files import digest_of
 DAMAGED = "damaged"
 _CHECKSUMS = "checksums"  # Of the arrays.
 _DIGEST = "digest"  # Of all else.
+_PARAMS = ".params"  # Where a training state holds its parameters.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +165,17 @@ class Checkpoints:
     if not self.is_writing():
       self.wait()
 
+  def probe(self) -> None:
+    """Raises OSError if no checkpoint can be begun now.
+
+    Orbax finds that out in a thread, for which others then wait in vain, and
+    the process with them when it ends.
+    """
+    if jax.process_index() == 0:
+      place = self._directory / ".probe"
+      place.mkdir(exist_ok=True)  # A process that was killed may leave it.
+      place.rmdir()
+
   def start_again(self) -> None:
     """Forgets a checkpoint that could not be written, and removes its parts."""
     with contextlib.suppress(Exception):  # What is wrong is known.
@@ -207,28 +219,44 @@ class Checkpoints:
     check(state, data.pop(_CHECKSUMS))
     return Restored(step=step, state=state, data=data)
 
-  def restore_params(self, step: int, like: Any) -> Any:
+  def restore_params(self, step: int, like: Any, dtype: str) -> Any:
     """Reads the parameters of a training state, and nothing else of it.
 
     Args:
       step: which checkpoint.
-      like: the parameters as ShapeDtypeStructs; without a sharding, they are
-        put on JAX's default device.
+      like: the parameters as ShapeDtypeStructs, in the dtype that is wanted;
+        without a sharding, they are put on JAX's default device.
+      dtype: in which they were saved.
+
+    Raises:
+      ChecksumError: if they are not what was saved.
+      Exception: whatever keeps Orbax from reading it.
     """
+    data, _ = self._values(step)
+    saved = {
+      path.removeprefix(_PARAMS): x
+      for path, x in data[_CHECKSUMS].items()
+      if path.startswith(_PARAMS)
+    }
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=x.sharding or device
+        x.shape, jax.numpy.dtype(dtype), sharding=x.sharding or device
       ),
-      {"params": like},
+      like,
     )
+    tree = {"params": abstract}
     restore = ocp.args.PyTreeRestore(
-      abstract,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+      tree,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
       partial_restore=True,
     )
     args = ocp.args.Composite(state=restore)
-    return self._manager.restore(step, args=args)["state"]["params"]
+    # As it was saved, whatever this process computes in.
+    with jax.enable_x64(True):
+      params = self._manager.restore(step, args=args)["state"]["params"]
+      check(params, saved)
+      return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
   def config(self, step: int) -> dict[str, Any]:
     """The config that was saved with a checkpoint; raises as `restore`."""

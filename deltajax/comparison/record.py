@@ -3,7 +3,7 @@
 `start.json` says what a run began with, `outcome.json` how it ended.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -23,8 +23,11 @@ from deltajax.data.packing import target_mask
 from deltajax.data.pipeline import train_iterator
 from deltajax.files import write_file
 from deltajax.models.transformer import is_routing
+from deltajax.training import metrics
 from deltajax.training.ahead import abstract_batch, memory_use
-from deltajax.training.loop import load_data, RunData, RunResult, train
+from deltajax.training.loop import RunResult, train
+from deltajax.training.run_data import load_data, RunData
+from deltajax.training.run_directory import RunDirectory
 from deltajax.training.step import Trainer, TrainState
 
 START = "start.json"
@@ -190,12 +193,12 @@ def read_outcome(run: pathlib.Path) -> Outcome | None:
   return Outcome(**_read(run / OUTCOME))
 
 
-def read_metrics(run: pathlib.Path) -> list[Mapping[str, float]]:
+def read_metrics(run: pathlib.Path) -> Sequence[Mapping[str, float]]:
   """The lines of metrics.jsonl."""
-  path = run / "metrics.jsonl"
+  path = RunDirectory(run).metrics
   try:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-  except (OSError, ValueError) as error:
+    return metrics.read_metrics(path)
+  except OSError as error:
     raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 

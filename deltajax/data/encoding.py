@@ -22,11 +22,11 @@ from deltajax.data.records import Reading, Tally
 from deltajax.data.sources import Part, read_documents
 from deltajax.data.tokenizers import Tokenizer
 from deltajax.data.workers import Tick
-from deltajax.files import digest_of, naming
+from deltajax.files import digest_of, flush, naming, write_file
 from deltajax.routing.validation import ConfigError
 
 # To be raised when the same part gives other files.
-_VERSION = 1
+_VERSION = 2
 # Half of a sha256 of the text, as two numbers, and the number of token ids.
 INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("length", "<u8")])
 _FILES = ("index", "tokens")
@@ -49,6 +49,7 @@ class EncodedPart:
     num_tokens: of these.
     replaced: documents in which bytes were replaced.
     skipped: records that gave no document, by reason.
+    empty: documents without text.
   """
 
   directory: str
@@ -59,6 +60,7 @@ class EncodedPart:
   num_tokens: int
   replaced: int
   skipped: dict[str, int]
+  empty: int
 
   def index(self) -> np.ndarray:
     """[documents] of type `INDEX`."""
@@ -123,7 +125,9 @@ def encode_part(
     if _times(part) != before:
       raise ConfigError(f"{part.name} was changed while it was read.")
     notes = {"sizes": _sizes(scratch), "counts": counts}
-    (scratch / _NOTES).write_text(json.dumps(notes))
+    for file in _FILES:  # Notes must not reach the disk before what they note.
+      flush(scratch / file)
+    write_file(scratch / _NOTES, json.dumps(notes))
     return scratch
 
   storage.build_once(target, directory, write)
@@ -168,7 +172,7 @@ def _write(
   """Writes `_FILES`; returns the counts."""
   dtype = token_dtype(tokenizer)
   tally = Tally()
-  documents = tokens = text_bytes = 0
+  documents = tokens = text_bytes = empty = 0
   with (
     open(directory / "index", "wb") as index_file,
     open(directory / "tokens", "wb") as tokens_file,
@@ -189,11 +193,13 @@ def _write(
       done = int(index["length"].sum())
       tokens += done
       text_bytes += sum(map(len, raws))
+      empty += raws.count(b"")
       tick(len(raws), done)
   return {
     "num_documents": documents,
     "num_text_bytes": text_bytes,
     "num_tokens": tokens,
+    "empty": empty,
     **dataclasses.asdict(tally),
   }
 

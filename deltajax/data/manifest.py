@@ -26,6 +26,7 @@ class Source:
     num_tokens: of these.
     replaced: documents in which bytes that are not UTF-8 were replaced.
     skipped: records that gave no document, by reason.
+    empty: documents without text.
   """
 
   kind: str
@@ -37,6 +38,7 @@ class Source:
   num_tokens: int
   replaced: int
   skipped: dict[str, int]
+  empty: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Manifest:
     skipped: records that gave no document, by reason.
     splits: what is in the rows; here bos and eos are counted.
     sources: what was read, in order.
+    empty: documents without text.
   """
 
   pack_version: str
@@ -76,6 +79,7 @@ class Manifest:
   skipped: dict[str, int]
   splits: dict[str, PackingInfo]
   sources: tuple[Source, ...]
+  empty: int = 0
 
   def write(self, directory: Path) -> None:
     """Writes the file."""

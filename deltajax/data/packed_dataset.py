@@ -281,6 +281,12 @@ def check_packed_for(
     )
 
 
+def has_rows(directory: str | os.PathLike[str], split: str) -> bool:
+  """Whether a packed data set has a split, and one row of it at least."""
+  found = _metadata(storage.open_dataset(directory))["packing"].get(split)
+  return found is not None and PackingInfo(**found).fills_a_row
+
+
 def open_packed(
   directory: str | os.PathLike[str], split: str
 ) -> PackedSequences:

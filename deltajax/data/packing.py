@@ -58,6 +58,11 @@ class PackingInfo:
     """Rows that hold `num_tokens`."""
     return -(-self.num_tokens // (self.sequence_length + 1))
 
+  @property
+  def fills_a_row(self) -> bool:
+    """Whether there is any text, and one row of it; see `check_fills_a_row`."""
+    return self.num_tokens > max(self.sequence_length, 2 * self.num_documents)
+
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
   """The smallest unsigned type that holds every id, little-endian."""

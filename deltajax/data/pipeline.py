@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import os
 from pathlib import Path
-import shutil
 
 import grain
 import numpy as np
@@ -20,17 +19,18 @@ from deltajax.config import DataConfig
 from deltajax.data import storage
 from deltajax.data.packed_dataset import (
   check_packed_for,
+  has_rows,
   is_packed,
   open_packed,
   pack_texts,
   PACK_VERSION,
 )
 from deltajax.data.packing import PackedSequences, PackingInfo
-from deltajax.data.prepare import Corpus, prepare, scratch_of
+from deltajax.data.prepare import Corpus, prepare
 from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
 from deltajax.data.split_plan import Fractions
-from deltajax.data.tokenizers import get_tokenizer
+from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.files import digest_of
 from deltajax.routing.validation import ConfigError, unknown_name
 
@@ -75,44 +75,61 @@ def load_split(
     ConfigError: no such data set or split, not enough data for one row, or
       rows that were packed for another tokenizer or sequence length.
   """
-  if is_path(dataset):
-    directory = Path(dataset).expanduser()
-  elif dataset in DATASETS:
-    directory = storage.build_dataset(DATASETS[dataset], data_dir)
-  else:
-    raise ConfigError(
-      unknown_name("dataset", dataset, DATASETS)
-      + " A directory or file is given as a path with a '/'."
-    )
   encoder = get_tokenizer(tokenizer)
-  if is_text(dataset):
-    validation = 0.0 if split == ALL else _VALIDATION
-    directory = _prepared(
-      directory,
-      data_dir,
-      tokenizer,
-      encoder.fingerprint,
-      sequence_length,
-      Fractions(validation=validation, test=0.0),
-    )
-    split = "train" if split == ALL else split
+  place = _Place(data_dir, tokenizer, encoder, sequence_length)
+  whole = split == ALL and is_text(dataset)
+  directory = place.stored(dataset, 0.0 if whole else _VALIDATION)
+  split = "train" if whole else split
   storage.check_has(directory, "split", split, storage.split_names(directory))
-  if is_packed(directory):
-    check_packed_for(
-      directory, tokenizer=encoder, sequence_length=sequence_length
-    )
-    packed = directory
-  else:
-    packed = pack_texts(
-      directory,
-      data_dir=data_dir,
-      tokenizer=encoder,
-      sequence_length=sequence_length,
-    )
+  packed = place.packed(directory)
   try:
     return open_packed(packed, split)
   except ConfigError as error:
     raise ConfigError(f"split {split!r} of {dataset}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+  """Where data sets are kept, and how they are packed there."""
+
+  data_dir: str | os.PathLike[str]
+  tokenizer: str
+  encoder: Tokenizer
+  sequence_length: int
+
+  def stored(self, dataset: str, validation: float = _VALIDATION) -> Path:
+    """The TFDS directory of a data set, which is made if need be."""
+    if is_text(dataset):
+      return _prepared(
+        Path(dataset).expanduser(),
+        self.data_dir,
+        self.tokenizer,
+        self.encoder.fingerprint,
+        self.sequence_length,
+        Fractions(validation=validation, test=0.0),
+      )
+    if is_path(dataset):
+      return Path(dataset).expanduser()
+    if dataset in DATASETS:
+      return storage.build_dataset(DATASETS[dataset], self.data_dir)
+    raise ConfigError(
+      unknown_name("dataset", dataset, DATASETS)
+      + " A directory or file is given as a path with a '/'."
+    )
+
+  def packed(self, directory: Path) -> Path:
+    """The directory of its rows, which is made if need be."""
+    if not is_packed(directory):
+      return pack_texts(
+        directory,
+        data_dir=self.data_dir,
+        tokenizer=self.encoder,
+        sequence_length=self.sequence_length,
+      )
+    check_packed_for(
+      directory, tokenizer=self.encoder, sequence_length=self.sequence_length
+    )
+    return directory
 
 
 def is_path(dataset: str) -> bool:
@@ -153,12 +170,13 @@ def _prepared(
   if not storage.is_dataset(target):
     # Processes take longer to start than a small corpus to read.
     small = sum(size for _, size, _ in files) < _SMALL_BYTES
-    workers = 0 if small else None
-    try:
-      prepare(corpus, target, workers=workers, log=lambda line: None)
-    except ConfigError:
-      shutil.rmtree(scratch_of(target), ignore_errors=True)
-      raise
+    prepare(
+      corpus,
+      target,
+      workers=0 if small else None,
+      log=lambda line: None,
+      keep_refused=False,
+    )
   return target
 
 
@@ -220,6 +238,18 @@ def load_mixture(config: DataConfig, split: str) -> Mixture:
     for name in config.datasets
   ]
   return Mixture.create(sources, config.weights)
+
+
+def find_mixture(config: DataConfig, split: str) -> Mixture | None:
+  """As `load_mixture`; None unless all have the split, and a row of it."""
+  encoder = get_tokenizer(config.tokenizer)
+  place = _Place(
+    config.data_dir, config.tokenizer, encoder, config.sequence_length
+  )
+  for name in config.datasets:
+    if not has_rows(place.packed(place.stored(name)), split):
+      return None
+  return load_mixture(config, split)
 
 
 def train_iterator(

@@ -91,6 +91,7 @@ def prepare(
   *,
   workers: int | None = None,
   log: Callable[[str], None] = print,
+  keep_refused: bool = True,
 ) -> Manifest:
   """Makes a packed data set of a corpus, or goes on where a call was killed.
 
@@ -100,6 +101,8 @@ def prepare(
       beside it, in `out`.partial.
     workers: processes; 0 for this one, None for as many as there are cores.
     log: takes lines on what is done.
+    keep_refused: whether what was encoded stays, for another try, where the
+      corpus turns out not to fit.
 
   Returns:
     The manifest of the data set; of that which is there, if it is the same.
@@ -127,10 +130,12 @@ def prepare(
   with start_workers(workers, threads=max(1, workers // len(parts))) as pool:
     if there is not None:
       there.check_sources(out, pool.run([Hash(part) for part in parts]))
-      shutil.rmtree(scratch_of(out), ignore_errors=True)
+      if _is_scratch(scratch_of(out)):
+        with _scratch(out):  # Of a process that was killed at its very end.
+          pass
       log(f"written    {out}, before")
       return there
-    with _scratch(out) as scratch:
+    with _scratch(out, keep_refused) as scratch:
       job = _Job(corpus, tokenizer, decided, scratch, pool, log)
       planned = job.encode(parts)
       rows, splits = job.pack(planned)
@@ -169,6 +174,11 @@ class _Job:
       _Progress("encoded", len(parts), "parts", self.log),
     )
     fractions = self.corpus.fractions
+    if not any(part.num_text_bytes for part in encoded):
+      documents = sum(part.num_documents for part in encoded)
+      raise ConfigError(
+        f"the sources hold no text: {documents} documents, all empty."
+      )
     planned = plan_splits(encoded, fractions, self.scratch / "places")
     check_splits(planned, fractions, self.corpus.sequence_length)
     return planned
@@ -248,13 +258,14 @@ def scratch_of(out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
+def _scratch(out: Path, keep_refused: bool = True) -> Iterator[Path]:
   """The directory of what is not finished, for one process at a time.
 
-  It goes when all is done, or when something is raised before anything is.
+  It goes when all is done, or when something is raised before anything is, or a
+  corpus is refused of which nothing is to be kept.
   """
   scratch = scratch_of(out)
-  if scratch.exists() and not (scratch / _LOCK).exists():
+  if scratch.exists() and not _is_scratch(scratch):
     raise ConfigError(f"{scratch} holds something else; remove it.")
   try:
     (scratch / "parts").mkdir(parents=True, exist_ok=True)
@@ -269,11 +280,24 @@ def _scratch(out: Path) -> Iterator[Path]:
     remove_unfinished(scratch / "parts")
     try:
       yield scratch
-    except BaseException:
-      if not any((scratch / "parts").iterdir()):
-        shutil.rmtree(scratch)
+    except BaseException as error:
+      refused = isinstance(error, ConfigError) and not keep_refused
+      if refused or not any((scratch / "parts").iterdir()):
+        _remove(scratch)
       raise
-    shutil.rmtree(scratch)
+    _remove(scratch)
+
+
+def _is_scratch(path: Path) -> bool:
+  """Whether a directory is one of ours; if so, its lock goes last."""
+  return (path / _LOCK).is_file() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _remove(scratch: Path) -> None:
+  for path in scratch.iterdir():
+    if path.is_dir():
+      shutil.rmtree(path)
+  shutil.rmtree(scratch)
 
 
 def _existing(out: Path) -> Manifest | None:
@@ -324,6 +348,7 @@ def _manifest(
     num_tokens=sum(found.num_tokens for found in encoded),
     duplicates=num_documents - sum(sum(part.documents) for part in planned),
     replaced=sum(found.replaced for found in encoded),
+    empty=sum(found.empty for found in encoded),
     skipped=dict(sorted(skipped.items())),
     splits={name: split.info for name, split in splits.items()},
     sources=tuple(
@@ -337,6 +362,7 @@ def _manifest(
         num_tokens=found.num_tokens,
         replaced=found.replaced,
         skipped=found.skipped,
+        empty=found.empty,
       )
       for part, found in zip(parts, encoded, strict=True)
     ),

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import json
-import os
 from pathlib import Path
 
 from deltajax.data.encoding import encode_part, EncodedPart
@@ -15,6 +14,7 @@ from deltajax.data.sources import Part
 from deltajax.data.split_plan import PlannedShard, shard_documents
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.data.workers import Tick
+from deltajax.files import flush, write_file
 from deltajax.routing.validation import ConfigError
 
 _TOKENS_BETWEEN_TICKS = 2**20
@@ -93,17 +93,17 @@ class WriteShard:
     """Returns what is on disk, as it is if it was finished before."""
     shard = self.shard
     name = shard_name(shard.split, shard.number, shard.count)
-    known = Path(self.done, name)
+    known, file = Path(self.done, name), Path(self.directory, name)
     if known.is_file():
       fields = json.loads(known.read_text())
-      return Shard(**fields | {"digest": bytes.fromhex(fields["digest"])})
-    file = Path(self.directory, name)
+      size, digest = fields.pop("size"), bytes.fromhex(fields.pop("digest"))
+      if file.is_file() and file.stat().st_size == size:
+        return Shard(**fields, digest=digest)
     written = write_shard(file, self._rows(tick))
     assert written.num_rows == shard.num_rows, (name, written)
+    flush(file)  # Notes must not reach the disk before what they note.
     fields = dataclasses.asdict(written) | {"digest": written.digest.hex()}
-    temporary = known.with_suffix(".tmp")
-    temporary.write_text(json.dumps(fields))
-    os.rename(temporary, known)
+    write_file(known, json.dumps({**fields, "size": file.stat().st_size}))
     return written
 
   def _rows(self, tick: Tick) -> Iterator[PackedRow]:

@@ -19,6 +19,7 @@ from deltajax.routing.validation import check_name, ConfigError, unknown_name
 
 _CHUNK = 2**20
 _RECORDS_AT_ONCE = 256
+_BYTES_AT_ONCE = 2**24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +132,7 @@ def parquet(path: str, reading: Reading, tally: Tally) -> Iterator[str | Bad]:
   number = 0
   with open_parquet(path, reading.column) as file:
     try:
-      for batch in file.iter_batches(
-        _RECORDS_AT_ONCE, columns=[reading.column], use_threads=False
-      ):
+      for batch in _batches(file, reading.column):
         column = batch.column(0)
         if pyarrow.types.is_dictionary(column.type):
           column = column.dictionary_decode()
@@ -148,6 +147,23 @@ def parquet(path: str, reading: Reading, tally: Tally) -> Iterator[str | Bad]:
       raise ConfigError(
         f"{path} cannot be read behind row {number}: {error}"
       ) from None
+
+
+def _batches(file: Any, name: str) -> Iterator[Any]:
+  """Yields a column, as many rows at once as hold some `_BYTES_AT_ONCE`."""
+  for number in range(file.num_row_groups):
+    group = file.metadata.row_group(number)
+    columns = map(group.column, range(group.num_columns))
+    size = sum(
+      x.total_uncompressed_size for x in columns if x.path_in_schema == name
+    )
+    rows = group.num_rows * _BYTES_AT_ONCE // max(size, 1)
+    yield from file.iter_batches(
+      min(max(rows, 1), _RECORDS_AT_ONCE),
+      row_groups=[number],
+      columns=[name],
+      use_threads=False,
+    )
 
 
 def jsonl(path: str, reading: Reading, tally: Tally) -> Iterator[str | Bad]:

@@ -149,7 +149,7 @@ def agree(facts: Mapping[str, str], error: Exception | None = None) -> None:
     if error is None and table[:, 0].any():
       host = int(table[:, 0].argmax())
       error = ConfigError(
-        f"host {host} cannot start; its own message says why."
+        f"host {host} cannot go on; its own message says why."
       )
     for column, name in enumerate(facts, 1):
       if error is None and (table[:, column] != table[0, column]).any():
@@ -169,26 +169,38 @@ def any_host(mine: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array([mine])).any())
 
 
-def main_host_first(work: Callable[[], Result]) -> Result:
-  """Runs `work` on the main host, then on the others; returns its result.
+def together(work: Callable[[], Result]) -> Result:
+  """Runs `work` on this host; raises on all hosts if it fails on one.
 
-  What the main host leaves on a shared disk, the others find. All hosts must
-  call it.
+  All hosts must call it. The work itself must not wait for other hosts: one
+  that failed would never come.
 
   Raises:
-    ConfigError, OSError: of `work` on this host.
+    Exception: of `work` on this host.
     ConfigError: if it failed on another host; which one.
   """
+  problem: Exception | None = None
   results = []
-  for mine in (is_main_host(), not is_main_host()):
-    problem: Exception | None = None
-    try:
-      if mine:
-        results.append(work())
-    except (ConfigError, OSError) as error:
-      problem = error
-    agree({}, problem)
+  try:
+    results.append(work())
+  except Exception as error:
+    problem = error
+  agree({}, problem)
   return results[0]
+
+
+def on_main_host(work: Callable[[], Result]) -> Result | None:
+  """Runs `work` on the main host alone, as `together`; None on the others."""
+  return together(lambda: work() if is_main_host() else None)
+
+
+def main_host_first(work: Callable[[], Result]) -> Result:
+  """Runs `work` on the main host, then on the others, as `together`.
+
+  What the main host leaves on a shared disk, the others find.
+  """
+  first: Any = on_main_host(work)
+  return together(lambda: first if is_main_host() else work())
 
 
 def fetch(x: jax.Array) -> np.ndarray:

@@ -129,7 +129,7 @@ class RunCheckpoint:
     if like is None:
       like = parameter_shapes(config)
     with self._open() as saved:
-      params: Any = saved.restore_params(self.step, like)
+      params: Any = saved.restore_params(self.step, like, config.param_dtype)
     return Pretrained(config, params)
 
   def __str__(self) -> str:

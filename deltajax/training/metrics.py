@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import secrets
 import time
@@ -54,16 +55,16 @@ class FileMetricsWriter(MetricsWriter):
     self._append(b"", tensorboard.session_start(step + 1))
 
   def __exit__(self, *unused: object) -> None:
-    lacking = self._lines.close()
-    self._events.close()
-    if lacking:
-      self._log(f"WARNING   the last {lacking} bytes of metrics are lost")
+    for of, file in (("metrics", self._lines), ("TensorBoard", self._events)):
+      if lacking := file.close():
+        self._log(f"WARNING   the last {lacking} bytes of {of} are lost")
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
-    """Writes one line: `step` and the values as plain numbers."""
+    """Writes one line: `step` and the values; see `read_metrics`."""
     numbers = {name: float(value) for name, value in values.items()}
-    line = json.dumps({"step": step, **numbers}) + "\n"
-    self._append(line.encode(), tensorboard.scalars(step, numbers))
+    line = {name: _json_of(value) for name, value in numbers.items()}
+    text = json.dumps({"step": step, **line}, allow_nan=False) + "\n"
+    self._append(text.encode(), tensorboard.scalars(step, numbers))
 
   def _append(self, line: bytes, event: bytes) -> None:
     problem: OSError | None = None
@@ -83,33 +84,67 @@ class FileMetricsWriter(MetricsWriter):
 class WandbWriter(MetricsWriter):
   """Sends metrics to Weights & Biases, all sessions of a run as one run there.
 
+  What goes wrong there is said once, counted, and ends nothing.
+
   Args:
     directory: of the run; a file in it remembers the run's id.
     config: of the run.
+    log: takes lines for the console.
   """
 
-  def __init__(self, directory: RunDirectory, config: RunConfig):
-    wandb = import_wandb()
-    directory.wandb.mkdir(exist_ok=True)
-    remembered = directory.wandb / "id.txt"
-    if not remembered.exists():
-      remembered.write_text(secrets.token_hex(4))
-    self._run = wandb.init(
-      project=config.training.wandb_project,
-      name=directory.root.name,
-      id=remembered.read_text(),
-      resume="allow",
-      dir=directory.root,
-      config=to_dict(config),
-    )
+  def __init__(
+    self,
+    directory: RunDirectory,
+    config: RunConfig,
+    log: Callable[[str], None],
+  ):
+    self._log = log
+    self._lost = 0
+    self._run: Any = None
+    with self._surviving():
+      directory.wandb.mkdir(exist_ok=True)
+      remembered = directory.wandb / "id.txt"
+      if not remembered.exists():
+        write_file(remembered, secrets.token_hex(4))
+      self._run = import_wandb().init(
+        project=config.training.wandb_project,
+        name=directory.root.name,
+        id=remembered.read_text(),
+        resume="allow",
+        dir=directory.root,
+        config=to_dict(config),
+      )
 
   def __exit__(self, *unused: object) -> None:
-    self._run.finish()
+    if self._run is not None:
+      with self._surviving():
+        self._run.finish()
+    if self._lost:
+      self._log(
+        f"WARNING   {self._lost} lines of metrics are not in Weights & Biases;"
+        " metrics.jsonl has them"
+      )
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
     """Sends one line."""
     numbers = {name: float(value) for name, value in values.items()}
-    self._run.log(numbers, step=step)
+    sent = False
+    if self._run is not None:
+      with self._surviving():
+        self._run.log(numbers, step=step)
+        sent = True
+    self._lost += not sent
+
+  @contextlib.contextmanager
+  def _surviving(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:
+      if not self._lost:
+        self._log(
+          "WARNING   Weights & Biases failed, the run goes on"
+          f" ({type(error).__name__}: {error})"
+        )
 
 
 class SeveralWriters(MetricsWriter):
@@ -123,8 +158,9 @@ class SeveralWriters(MetricsWriter):
     self._writers = writers
 
   def __exit__(self, *unused: object) -> None:
-    for writer in self._writers:
-      writer.__exit__(*unused)
+    with contextlib.ExitStack() as stack:  # Ends all, whatever one raises.
+      for writer in self._writers:
+        stack.push(writer)
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
     """Writes one line to each."""
@@ -145,12 +181,40 @@ def import_wandb() -> Any:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
-  """The lines of a metrics file: `step`, and what was written down then.
+  """The lines of a metrics file; `step` is an int.
+
+  JSON has no NaN and no infinity: they are the strings that Python's `float`
+  and protobuf's JSON understand ("NaN", "Infinity", "-Infinity"). A last line
+  that was torn, by a process that was killed, is left out.
 
   Raises:
+    ConfigError: if another line is not JSON; which one.
     OSError: if there is no such file, or it cannot be read.
   """
-  return [json.loads(line) for line in path.read_text().splitlines()]
+  return [values for _, values in _parsed_lines(path)]
+
+
+def _parsed_lines(
+  path: pathlib.Path,
+) -> Iterator[tuple[str, dict[str, float]]]:
+  lines = path.read_text().splitlines()
+  for number, line in enumerate(lines, 1):
+    try:
+      values = json.loads(line)
+    except json.JSONDecodeError:
+      if number < len(lines):
+        raise ConfigError(f"{path}, line {number}: not JSON.") from None
+      return
+    step = values.pop("step")
+    yield line, {"step": step, **{k: float(x) for k, x in values.items()}}
+
+
+def _json_of(value: float) -> float | str:
+  if math.isfinite(value):
+    return value
+  return (
+    "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+  )
 
 
 def _drop_lines_after(path: pathlib.Path, step: int) -> None:
@@ -158,18 +222,9 @@ def _drop_lines_after(path: pathlib.Path, step: int) -> None:
 
   After update 0 the run begins anew.
   """
-  lines = path.read_text().splitlines() if path.exists() else []
-  kept = []
-  for number, line in enumerate(lines, 1):
-    try:
-      seen = json.loads(line)["step"]
-    except json.JSONDecodeError:
-      if number < len(lines):
-        raise ConfigError(f"{path}, line {number}: not JSON.") from None
-      continue  # A process that was killed while writing tears its last line.
-    if step and seen <= step:
-      kept.append(line + "\n")
-  write_file(path, "".join(kept))
+  lines = _parsed_lines(path) if path.exists() else ()
+  kept = [line for line, values in lines if step and values["step"] <= step]
+  write_file(path, "".join(line + "\n" for line in kept))
 
 
 def metrics_writer(
@@ -191,7 +246,7 @@ def metrics_writer(
   files = FileMetricsWriter(directory, step, log)
   if config.training.wandb_project is None:
     return files
-  return SeveralWriters([files, WandbWriter(directory, config)])
+  return SeveralWriters([files, WandbWriter(directory, config, log)])
 
 
 @dataclasses.dataclass(frozen=True)

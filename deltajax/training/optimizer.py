@@ -32,9 +32,15 @@ def relative_rate(config: OptimizerConfig, names: Sequence[str]) -> float:
   """
   if not is_routing(names):
     return 1.0
+  routing, query = routing_rates(config).values()
+  return query if names[-1] == "query" else routing
+
+
+def routing_rates(config: OptimizerConfig) -> dict[str, float]:
+  """Learning rates of `routing` and of its `query`, relative to the base's."""
   rate = config.routing_learning_rate or config.learning_rate
-  multiplier = config.query_multiplier if names[-1] == "query" else 1.0
-  return multiplier * rate / config.learning_rate
+  relative = rate / config.learning_rate
+  return {"routing": relative, "query": config.query_multiplier * relative}
 
 
 def learning_rate_schedule(

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import socket
 
 import jax
@@ -91,13 +92,16 @@ class RunDirectory:
   def locked(self) -> Iterator[None]:
     """Keeps other processes out while the block runs.
 
-    The lock ends with the process, however that ends.
+    The lock ends with the process, however that ends. A directory that is made
+    for it goes where no run begins in it.
 
     Raises:
       ConfigError: if another process is in.
     """
     import fcntl
 
+    is_new = not self.root.exists()
+    self.root.mkdir(parents=True, exist_ok=True)
     with (self.root / LOCK).open("a+") as file:
       try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +120,11 @@ class RunDirectory:
         file.truncate(0)
         file.write(f"{os.getpid()} of {socket.gethostname()}\n")
         file.flush()
-      yield
+      try:
+        yield
+      finally:
+        if is_new and not self.config.exists():
+          shutil.rmtree(self.root, ignore_errors=True)
 
   @property
   def wandb(self) -> pathlib.Path:
@@ -144,9 +152,9 @@ class RunDirectory:
     if self.root.exists() and not self.root.is_dir():
       raise ConfigError(f"--workdir {self.root} is a file, not a directory.")
     if not self.config.exists():
-      # A crash while the config was written leaves its temporary file.
-      others = set(self.root.glob("*")) - {temporary_of(self.config)}
-      if others:
+      # A crash before the config was written leaves these.
+      ours = {self.root / LOCK, temporary_of(self.config)}
+      if any(x.is_file() and x not in ours for x in self.root.rglob("*")):
         raise ConfigError(
           f"--workdir {self.root} holds files but no config.json, so it is no"
           " run directory; name an empty or new one."

@@ -63,9 +63,12 @@ class Saver:
     # An earlier one may have failed since: it must not cost this one too.
     if not self._failed:
       self._note(self._problem_of(self._saved.wait))
-    self._note(
-      self._problem_of(lambda: self._saved.save(step, *args, **kwargs))
-    )
+    problem = self._problem_of(self._saved.probe)
+    if problem is None:
+      problem = self._problem_of(
+        lambda: self._saved.save(step, *args, **kwargs)
+      )
+    self._note(problem)
     self.blocked_seconds = time.monotonic() - begin
 
   def finish(self, step: int, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +131,8 @@ def restore_newest(
 
   Args:
     saved: the checkpoints.
-    read: reads one; a ConfigError is no damage, and ends the search.
+    read: reads one; a ConfigError on any host is no damage, and ends the
+      search.
     log: takes lines for the console.
 
   Returns:
@@ -139,15 +143,17 @@ def restore_newest(
   """
   damaged: list[int] = []
   for step in saved.steps():
-    problem: Exception | None = None
+    refused: ConfigError | None = None
+    is_damaged = False
     try:
       restored = read(step)
-    except ConfigError:
-      raise
+    except ConfigError as error:
+      refused = error
     except Exception as error:
-      problem = error
+      is_damaged = True
       log(f"WARNING   checkpoint {step} is damaged ({_reason(error)})")
-    if hosts.any_host(problem is not None):
+    hosts.agree({}, refused)
+    if hosts.any_host(is_damaged):
       damaged.append(step)
       continue
     if damaged:
@@ -163,9 +169,8 @@ def restore_newest(
 
 
 def _put_aside(saved: Checkpoints, damaged: list[int], log: Log) -> None:
-  if hosts.is_main_host():
-    log(f"put aside {saved.put_aside(damaged)}: {damaged}")
-  hosts.any_host(False)  # The others wait for it.
+  place = hosts.on_main_host(lambda: saved.put_aside(damaged))
+  log(f"put aside {place}: {damaged}")
   saved.reload()
 
 

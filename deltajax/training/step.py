@@ -28,6 +28,7 @@ from deltajax.training.mesh import make_sharding, state_shardings
 from deltajax.training.optimizer import (
   learning_rate_schedule,
   make_optimizer,
+  routing_rates,
 )
 
 # tokens, segment_ids and positions, each int32 [B, T + 1].
@@ -202,11 +203,12 @@ class Trainer:
       (optax.apply_updates(learned, updates), opt_state),
       (learned, state.opt_state),
     )
+    rate = self._learning_rate(state.health.made)
     metrics = {
       "train/loss": loss,
       "train/z_loss": sums.z_loss / denominator,
       "train/grad_norm": norm,
-      "train/learning_rate": self._learning_rate(state.health.made),
+      "train/learning_rate": rate,
       "train/tokens": sums.tokens,
       "train/skipped": health.skipped,
       "train/skipped_in_a_row": health.in_a_row,
@@ -214,6 +216,8 @@ class Trainer:
     _, routing_gradient = split_routing(gradient)
     if routing_gradient:
       metrics["train/routing_grad_norm"] = optax.tree.norm(routing_gradient)
+      for name, relative in routing_rates(self.config.optimizer).items():
+        metrics[f"train/{name}_learning_rate"] = relative * rate
     new_state = TrainState(
       step=state.step + 1,
       params=join_routing(fixed, learned),

@@ -53,28 +53,28 @@ class StopRequest:
   def __init__(self) -> None:
     """Nobody has."""
     self._asked = False
+    self._calls = 0
 
   def ask(self, signal_number: int, frame: FrameType | None) -> None:
     """Takes the signal."""
     del signal_number, frame
     self._asked = True
 
-  def reached(self, step: int) -> bool:
-    """Whether to end now, on all hosts after the same update.
+  def reached(self) -> bool:
+    """Whether to end now, on all hosts at the same call.
 
-    All hosts must ask after every update.
-
-    Args:
-      step: completed updates.
+    All hosts must ask equally often.
     """
+    self._calls += 1
     if jax.process_count() == 1:
       return self._asked
-    return multihost_utils.reached_preemption_sync_point(step)
+    # It names a later call, whenever it is asked; so they are counted from 1.
+    return multihost_utils.reached_preemption_sync_point(self._calls)
 
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-  """Catches SIGTERM while the block runs.
+  """Catches SIGTERM while the block runs; hosts must have joined.
 
   On several hosts JAX catches it, on any of them, and finds an update that all
   can still reach.

@@ -9,6 +9,9 @@ import time
 
 from deltajax.training.stopping import HUNG
 
+# Added for the first of each kind of work, which compiles.
+COMPILE_SECONDS = 1200.0
+
 
 class Watchdog:
   """A thread that reports when nothing happens for too long.
@@ -22,6 +25,7 @@ class Watchdog:
     log: takes lines for the console; on every host, since any may hang.
     exits: whether the process then ends, with exit code 4, so that whoever
       started it can start it again.
+    compile_seconds: that the first work of each kind may take longer.
   """
 
   def __init__(
@@ -30,19 +34,21 @@ class Watchdog:
     stacks: pathlib.Path,
     log: Callable[[str], None] = print,
     exits: bool = False,
+    compile_seconds: float = COMPILE_SECONDS,
   ):
     self._seconds = seconds
     self._stacks = stacks
     self._log = log
     self._exits = exits
-    self._what = "start"
-    self._since = time.monotonic()
+    self._compile_seconds = compile_seconds
+    self._begun: set[str] = set()
+    self._what, self._since = "start", time.monotonic()
     self._reported = False
+    self.begin("start")
     self._end = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":
-    self._since = time.monotonic()
     if self._seconds is not None:
       self._thread.start()
     return self
@@ -52,26 +58,33 @@ class Watchdog:
     if self._seconds is not None:
       self._thread.join()
 
-  def begin(self, what: str) -> None:
+  def begin(self, kind: str, number: int | None = None) -> None:
     """Something new begins; what came before did not hang.
 
     Args:
-      what: to be named if it takes too long.
+      kind: of work, to be named if it takes too long.
+      number: which of its kind.
     """
+    now = time.monotonic()
     if self._reported:
-      waited = time.monotonic() - self._since
+      waited = now - self._since
       self._log(f"watchdog  {self._what} ended after {waited:.0f} s")
-    self._what, self._since = what, time.monotonic()
+    self._limit = self._seconds or 0.0
+    if kind not in self._begun:
+      self._limit += self._compile_seconds
+    self._begun.add(kind)
+    self._what = kind if number is None else f"{kind} {number}"
+    self._since = now
     self._reported = False
 
   def _watch(self) -> None:
     assert self._seconds is not None
     while not self._end.wait(min(1.0, self._seconds / 4)):
-      if self._reported or time.monotonic() - self._since < self._seconds:
+      if self._reported or time.monotonic() - self._since < self._limit:
         continue
       self._reported = True
       self._log(
-        f"WARNING   {self._what} takes more than {self._seconds:g} s; the"
+        f"WARNING   {self._what} takes more than {self._limit:g} s; the"
         f" stacks of all threads are in {self._write_stacks()}"
       )
       if self._exits:

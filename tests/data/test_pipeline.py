@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
@@ -14,6 +16,7 @@ from deltajax.data.pipeline import Mixture
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
+from tests.helpers import ROOT
 
 TOKENIZER = ByteTokenizer()
 T = 4
@@ -121,6 +124,89 @@ def test_a_host_reads_its_rows_of_the_batch(rows):
   assert_same(own, [{k: x[rows] for k, x in batch.items()} for batch in whole])
 
 
+def on_hosts(mixture, num_hosts, count, *, state=None, **options):
+  """Whole batches, of which each host reads its part; and their state."""
+  options = {"batch_size": 8, "seed": 5, **options}
+  iterators = [
+    pipeline.train_iterator(mixture, rows=rows, **options)
+    for rows in np.split(np.arange(options["batch_size"]), num_hosts)
+  ]
+  if state is not None:
+    for iterator in iterators:
+      iterator.set_state(state)
+  parts = [take(iterator, count) for iterator in iterators]
+  states = [iterator.get_state() for iterator in iterators]
+  assert all(x == states[0] for x in states)
+  return [joined(x) for x in zip(*parts, strict=True)], states[0]
+
+
+def joined(batches):
+  """A batch of what each host has of it."""
+  return {
+    name: np.concatenate([x[name] for x in batches]) for name in batches[0]
+  }
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_order_is_that_of_all_hosts_together(num_hosts, num_threads):
+  """The same global batches, in which each epoch has each row once."""
+  source = make_source(24)
+  threads = {"num_threads": num_threads}
+  for mixture in (alone(source), make_mixture()):
+    found, state = on_hosts(mixture, num_hosts, 9, **threads)
+    options = {"batch_size": 8, "seed": 5}
+    assert_same(found, take(pipeline.train_iterator(mixture, **options), 9))
+    # Half of the way, another number of hosts goes on.
+    first, state = on_hosts(mixture, num_hosts, 4, **threads)
+    rest, _ = on_hosts(mixture, 4 // num_hosts, 5, state=state, num_threads=2)
+    assert_same(first + rest, found)
+  found, _ = on_hosts(alone(source), num_hosts, 6, **threads)
+  one, two = row_numbers(source, found[:3]), row_numbers(source, found[3:])
+  assert sorted(one) == sorted(two) == list(range(24))
+  assert one != two
+
+
+# Goes on as so many hosts, in a process that knows the state alone.
+FRESH = """
+import json, sys
+import numpy as np
+from deltajax.config import DataConfig
+from deltajax.data import pipeline
+from tests.data.test_pipeline import on_hosts
+data, num_hosts, count, state, out = json.loads(sys.argv[1])
+mixture = pipeline.load_mixture(DataConfig(**data), "train")
+batches, _ = on_hosts(mixture, num_hosts, count, state=state)
+np.save(out, np.stack([x["tokens"] for x in batches]))
+"""
+
+
+def test_another_number_of_hosts_goes_on_in_a_fresh_process(small, tmp_path):
+  path, _ = small
+  data = {
+    "dataset": str(path),
+    "data_dir": str(tmp_path),
+    "sequence_length": 8,
+  }
+  mixture = pipeline.load_mixture(DataConfig(**data), "train")
+  epoch = len(mixture) // 8
+  whole, _ = on_hosts(mixture, 1, epoch // 2 + epoch)
+  first, state = on_hosts(mixture, 2, epoch // 2, num_threads=3)
+  assert_same(first, whole[: epoch // 2])
+  out = tmp_path / "rest.npy"  # Into the second epoch.
+  subprocess.run(
+    [
+      *(sys.executable, "-c", FRESH),
+      json.dumps([data, 4, epoch, state, str(out)]),
+    ],
+    cwd=ROOT,
+    check=True,
+  )
+  np.testing.assert_array_equal(
+    np.load(out), np.stack([x["tokens"] for x in whole[epoch // 2 :]])
+  )
+
+
 class Recording:
   """A source that writes down what is read of it."""
 
@@ -222,14 +308,7 @@ def test_a_mixture_is_the_same_for_all_hosts_and_resumes():
     parts = [
       batches(30, rows=rows, num_threads=threads) for rows in ([0, 1], [2], [3])
     ]
-    joined = [
-      {
-        name: np.concatenate([part[k][name] for part in parts])
-        for name in whole[k]
-      }
-      for k in range(30)
-    ]
-    assert_same(joined, whole)
+    assert_same([joined(x) for x in zip(*parts, strict=True)], whole)
   first = pipeline.train_iterator(mixture, batch_size=4, seed=1)
   take(first, 17)
   second = pipeline.train_iterator(mixture, batch_size=4, seed=1, num_threads=0)

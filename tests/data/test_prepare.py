@@ -20,7 +20,7 @@ from deltajax.data import (
   prepare_tasks,
 )
 from deltajax.data.manifest import read_manifest
-from deltajax.data.packed_dataset import open_packed
+from deltajax.data.packed_dataset import open_packed, write_metadata
 from deltajax.data.packing import PackedSequences
 from deltajax.data.pipeline import load_split
 from deltajax.data.prepare import Corpus, prepare
@@ -29,6 +29,7 @@ from deltajax.data.split_plan import Fractions, SPLITS
 from deltajax.data.tokenizers import ByteTokenizer, get_tokenizer, TOKENIZERS
 from deltajax.routing.validation import ConfigError
 from tests.helpers import run_program
+from train.prepare_data import summary_lines
 
 T = 16
 TOKENIZER = ByteTokenizer()
@@ -283,6 +284,126 @@ def test_parts_that_are_not_whole_are_encoded_again(
   assert content(out) == content(tmp_path / "other")
 
 
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_shards_that_are_not_whole_are_written_again(
+  sources, tmp_path, monkeypatch, how
+):
+  """As after a loss of power, when notes on them had reached the disk."""
+
+  def fail(*args):
+    raise OSError("not now")
+
+  out = tmp_path / "out"
+  monkeypatch.setattr(packing, "TOKENS_PER_SHARD", 1000)
+  monkeypatch.setattr(prepare_module, "write_metadata", fail)
+  with pytest.raises(OSError, match="not now"):
+    build(corpus(sources), out)
+  first, *_, last = sorted((tmp_path / "out.partial").glob("rows-*/*-train.*"))
+  for file in (first, last):
+    if how == "gone":
+      file.unlink()
+    else:
+      file.write_bytes(file.read_bytes()[:-99])
+  monkeypatch.setattr(prepare_module, "write_metadata", write_metadata)
+  build(corpus(sources), out)
+  build(corpus(sources), tmp_path / "other")
+  assert content(out) == content(tmp_path / "other")
+
+
+def test_notes_are_written_when_what_they_note_is_on_the_disk(
+  sources, tmp_path, monkeypatch
+):
+  happened = []
+  for module in (encoding, prepare_tasks):
+    for name in ("flush", "write_file"):
+      function = getattr(module, name)
+
+      def noted(path, *args, name=name, function=function):
+        happened.append((name, os.path.basename(path)))
+        function(path, *args)
+
+      monkeypatch.setattr(module, name, noted)
+  build(corpus(sources / "0.jsonl"), tmp_path / "out")
+  assert happened[:3] == [
+    *(("flush", "index"), ("flush", "tokens")),
+    ("write_file", "notes.json"),
+  ]
+  shards = happened[3:]
+  assert len(shards) == 6
+  for (one, name), (other, note) in zip(shards[::2], shards[1::2], strict=True):
+    assert (one, other, name) == ("flush", "write_file", note)
+
+
+def test_what_another_process_works_on_is_not_removed(sources, tmp_path):
+  """Whether it prepares the same set, or has just finished."""
+  out = tmp_path / "out"
+  with prepare_module._scratch(out) as scratch:
+    (scratch / "parts/one").mkdir()
+    with pytest.raises(ConfigError, match="another process is preparing"):
+      prepare(corpus(sources), out, workers=0, keep_refused=False)
+    assert (scratch / "parts/one").is_dir()
+    (scratch / "parts/one").rmdir()
+  build(corpus(sources), out)
+  with (
+    prepare_module._scratch(out) as scratch,
+    pytest.raises(ConfigError, match="another process is preparing"),
+  ):
+    build(corpus(sources), out)
+  # What one left that was killed at its end goes with the next call.
+  (scratch / "parts").mkdir(parents=True)
+  (scratch / "lock").touch()
+  build(corpus(sources), out)
+  assert not scratch.exists()
+  # Something else of that name stays.
+  scratch.mkdir()
+  (scratch / "thesis.tex").touch()
+  build(corpus(sources), out)
+  assert (scratch / "thesis.tex").exists()
+
+
+def test_a_refused_corpus_of_which_nothing_is_kept(sources, tmp_path):
+  huge = corpus(sources, sequence_length=10**6)
+  for keep in (True, False):
+    with pytest.raises(ConfigError, match="fewer than one row"):
+      prepare(huge, tmp_path / "out", workers=0, log=print, keep_refused=keep)
+    assert (tmp_path / "out.partial").exists() == keep
+
+
+def test_documents_without_text_are_counted(tmp_path, sources):
+  texts = tmp_path / "texts"
+  texts.mkdir()
+  for k in range(9):
+    (texts / f"{k}.txt").write_text("" if k % 3 else f"text {k} " * 9)
+  write_jsonl(tmp_path / "none.jsonl", [""])
+  only = {"fractions": Fractions(validation=0.0, test=0.0)}
+  wanted = corpus(texts, tmp_path / "none.jsonl", **only)
+  manifest, _ = build(wanted, tmp_path / "out")
+  assert manifest.num_documents == 10
+  assert manifest.empty == 7
+  assert [x.empty for x in manifest.sources] == [6, 1]
+  assert ", 7 documents without text" in summary_lines(manifest)[0]
+  for k in (0, 3, 6):
+    (texts / f"{k}.txt").write_text("")
+  with pytest.raises(
+    ConfigError, match="the sources hold no text: 10 documents, all empty"
+  ):
+    build(wanted, tmp_path / "none")
+  assert not (tmp_path / "none").exists()
+
+
+def test_sources_without_a_document_are_named(tmp_path, sources):
+  pa = pytest.importorskip("pyarrow")
+  pq = pytest.importorskip("pyarrow.parquet")
+  path = tmp_path / "none.parquet"
+  pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+  manifest, _ = build(corpus(sources, path), tmp_path / "out")
+  assert manifest.sources[-1].num_documents == 0
+  (line,) = (x for x in summary_lines(manifest) if x.startswith("empty"))
+  assert line.endswith(f"1 sources without a document, the first is {path}")
+  with pytest.raises(ConfigError, match="hold no text: 0 documents"):
+    build(corpus(path), tmp_path / "none")
+
+
 def test_files_of_the_same_content(sources, tmp_path):
   shutil.copy(sources / "0.jsonl", sources / "9.jsonl")
   shutil.copy(sources / "0.jsonl", sources / "a.jsonl")
@@ -341,7 +462,7 @@ def test_places_that_cannot_be_written(sources, tmp_path):
     build(corpus(sources), tmp_path / "file")
   with pytest.raises(ConfigError, match=r"b.partial cannot be written"):
     build(corpus(sources), tmp_path / "file/b")
-  (tmp_path / "c.partial").mkdir()
+  (tmp_path / "c.partial/x").mkdir(parents=True)
   with pytest.raises(ConfigError, match=r"c.partial holds something else"):
     build(corpus(sources), tmp_path / "c")
   with (
@@ -356,7 +477,7 @@ def test_places_that_cannot_be_written(sources, tmp_path):
 @pytest.mark.parametrize(
   ("texts", "options", "message"),
   [
-    (["", ""], {}, "split 'train', 0.7 of 1 .* 1 documents without a single"),
+    (["", ""], {}, "the sources hold no text: 2 documents, all empty"),
     (
       ["d" * 99],  # For training, says its hash.
       {},

@@ -1,12 +1,13 @@
 """Every kind of source gives its documents, or one clear message."""
 
+import gc
 import gzip
 import json
 
 import numpy as np
 import pytest
 
-from deltajax.data import sources, storage
+from deltajax.data import records, sources, storage
 from deltajax.data.packed_dataset import write_packed
 from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 from deltajax.data.records import Reading, Tally
@@ -248,6 +249,27 @@ def test_bad_lines(line, end, tmp_path):
   found = read(path, reading=reading, tally=tally)
   assert found == ["good"] * (2 if end else 1)
   assert tally == Tally(0, {reason: 1})
+
+
+def test_large_rows_are_read_a_few_at_once(tmp_path, monkeypatch):
+  monkeypatch.setattr(records, "_BYTES_AT_ONCE", 2**18)
+  rng = np.random.default_rng(0)
+  texts = [rng.bytes(2**16).hex() for _ in range(64)]
+  pq.write_table(  # Pages of a row; one group, as large as memory.
+    pa.table({"id": range(64), "text": texts}),
+    tmp_path / "a.parquet",
+    write_batch_size=1,
+    use_dictionary=False,
+  )
+  before = pa.default_memory_pool()
+  pool = pa.proxy_memory_pool(before)
+  pa.set_memory_pool(pool)
+  try:
+    assert read(tmp_path / "a.parquet") == texts
+    gc.collect()
+  finally:
+    pa.set_memory_pool(before)
+  assert pool.max_memory() < 2**21 < sum(map(len, texts)) / 3
 
 
 def test_null_and_long_rows(tmp_path):

@@ -1,6 +1,6 @@
 """A run on a small disk of its own: python -m tests.training.disk_program ...
 
-Runs in a mount namespace: unshare --user --map-root-user --mount.
+Runs in a mount namespace, see `test_disks`.
 """
 
 import json
@@ -19,11 +19,10 @@ def main(arguments):
 
   corpus, workdir, fault = arguments
 
-  def mount(*options):
-    command = ["mount", *options, workdir]
+  def call(*command):
     subprocess.run(command, check=True, capture_output=True)
 
-  mount("-t", "tmpfs", "-o", f"size={8 * MIB}", "none")
+  call("mount", "-t", "tmpfs", "-o", f"size={8 * MIB}", "none", workdir)
   run = pathlib.Path(workdir) / "run"
   filler = pathlib.Path(workdir) / "filler"
   options = {"log_every": 1, "checkpoint_every": 5, "steps": 40}
@@ -39,16 +38,19 @@ def main(arguments):
 
   def log(line):
     print(line, flush=True)
-    if fault == "full" and line.startswith("step 12/"):
+    if line.startswith("step 12/") and fault == "full":
       fill()
-      print("full", flush=True)
-    if fault == "full" and line.startswith("step 32/"):
+    if line.startswith("step 12/") and fault == "read-only":
+      call("mount", "--bind", run, run)
+      call("mount", "-o", "remount,bind,ro", run)
+    if line.startswith("step 32/") and fault == "full":
       filler.unlink()
-      print("free", flush=True)
+    if line.startswith("step 32/") and fault == "read-only":
+      call("umount", "--lazy", run)
 
   train(tiny_config(corpus, stop_after=10, **options), run, log)
-  if fault == "read-only":
-    mount("-o", "remount,ro")
+  if fault == "read-only-at-start":
+    call("mount", "-o", "remount,ro", workdir)
   if fault == "full-at-start":
     fill()
   train(tiny_config(corpus, **options), run, log)

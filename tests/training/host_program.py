@@ -2,13 +2,13 @@
 
 import json
 import pathlib
-import sys
 from unittest import mock
 
 from deltajax.config import HostsConfig, MeshConfig
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.loop import train
 from tests.training.test_loop import tiny_config
+from train.cli import main as exit_with_message
 from train.pretrain import print_report
 
 
@@ -39,10 +39,13 @@ def main(options):
   with mock.patch.object(
     ByteTokenizer, "encode", autospec=True, side_effect=ByteTokenizer.encode
   ) as encode:
-    result = train(config, workdir, lambda x: print(x, flush=True))
-  print(f"encoded {encode.call_count} texts")
-  print_report(result)
+
+    def report(result):
+      print(f"encoded {encode.call_count} texts")
+      print_report(result)
+
+    train(config, workdir, lambda x: print(x, flush=True), on_end=report)
 
 
 if __name__ == "__main__":
-  main(json.loads(sys.argv[1]))
+  exit_with_message(lambda arguments: main(json.loads(arguments[0])))

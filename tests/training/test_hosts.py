@@ -18,9 +18,11 @@ from deltajax.config import ConfigError, HostsConfig, MeshConfig
 from deltajax.routing.sharding import Sharding
 from deltajax.training import hosts
 from deltajax.training.mesh import make_mesh, make_sharding, RULES
+from deltajax.training.run_directory import RunDirectory
+from deltajax.training.stopping import PREEMPTED, USAGE_ERROR
 from deltajax.training.targets import get_target
 from tests.training.mesh_program import run_config
-from tests.training.test_loop import losses
+from tests.training.test_loop import losses, tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -31,11 +33,12 @@ def free_port():
     return listener.getsockname()[1]
 
 
-def run_hosts(count, devices, *, fails=False, term_at=None, **options):
+def run_hosts(count, devices, *, code=0, term_at=None, **options):
   """Runs `count` processes with `devices` CPU devices each to their end.
 
   The last one gets SIGTERM once the first prints a line that begins with
-  `term_at`. Returns what they printed; if they are to fail, their messages.
+  `term_at`. All must end with `code`. Returns what they printed; if they are to
+  fail, their messages.
   """
   options = {"count": count, "port": free_port(), **options}
   flags = f"--xla_force_host_platform_device_count={devices}"
@@ -58,8 +61,8 @@ def run_hosts(count, devices, *, fails=False, term_at=None, **options):
     processes[-1].terminate()
   outputs = [process.communicate(timeout=300) for process in processes]
   for process, (_, stderr) in zip(processes, outputs, strict=True):
-    assert bool(process.returncode) == fails, stderr
-  return [output[fails] for output in outputs]
+    assert process.returncode == code, stderr
+  return [output[bool(code)] for output in outputs]
 
 
 def test_two_processes_train_as_one_and_resume_each_other(
@@ -110,8 +113,8 @@ def test_sigterm_on_one_host_saves_the_same_update_on_both(corpus, tmp_path):
   one, two = tmp_path / "one", tmp_path / "two"
   run_hosts(1, 2, corpus=corpus, workdir=one, steps=40)
   both = {"corpus": corpus, "workdir": two, "steps": 40}
-  errors = run_hosts(2, 1, fails=True, term_at="step  5", **both)
-  pattern = r"PreemptedError: .*; (\d+) of 40 updates are done and saved"
+  errors = run_hosts(2, 1, code=PREEMPTED, term_at="step  5", **both)
+  pattern = r"stopped: .*; (\d+) of 40 updates are done and saved"
   first, second = (int(re.search(pattern, error)[1]) for error in errors)
   assert first == second < 40
   assert (two / "checkpoints" / str(first)).is_dir()
@@ -126,18 +129,29 @@ def test_sigterm_on_one_host_saves_the_same_update_on_both(corpus, tmp_path):
     ({"seed": [0, 1]}, "host 1 has another config than host 0"),
     (
       {"dtype": ["float32", "float64"]},
-      "host 1 cannot start; its own message says why",
+      "host 1 cannot go on; its own message says why",
     ),
   ],
 )
 def test_hosts_that_differ_all_stop(corpus, tmp_path, different, message):
   workdir = tmp_path / "run"
   errors = run_hosts(
-    2, 1, fails=True, corpus=corpus, workdir=workdir, different=different
+    2, 1, code=USAGE_ERROR, corpus=corpus, workdir=workdir, different=different
   )
   assert message in errors[0]
-  assert "ConfigError" in errors[1]
+  assert "error: " in errors[1]
   assert not workdir.exists()
+
+
+def test_a_host_that_fails_alone_ends_the_others(corpus, tmp_path):
+  """One host alone opens the metrics; the other would wait for its updates."""
+  RunDirectory(tmp_path).claim(tiny_config(corpus))
+  (tmp_path / "metrics.jsonl").write_text("broken\nlines\n")
+  first, second = run_hosts(
+    2, 1, code=USAGE_ERROR, corpus=corpus, workdir=tmp_path
+  )
+  assert "metrics.jsonl, line 1: not JSON" in first
+  assert "host 0 cannot go on; its own message says why" in second
 
 
 def test_the_main_host_goes_first(monkeypatch):
@@ -147,6 +161,12 @@ def test_the_main_host_goes_first(monkeypatch):
   monkeypatch.setattr(hosts, "agree", lambda *args: order.append(args))
   hosts.main_host_first(lambda: order.append("work"))
   assert order == [({}, None), "work", ({}, None)]
+
+
+def test_work_on_the_main_host_alone(monkeypatch):
+  assert hosts.on_main_host(lambda: 5) == 5
+  monkeypatch.setattr(hosts, "is_main_host", lambda: False)
+  assert hosts.on_main_host(lambda: 5) is None
 
 
 def test_work_that_fails_is_told_to_all_hosts():

@@ -1,9 +1,13 @@
+import copy
 import dataclasses
-import json
+import math
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+from unittest import mock
 
 import chex
 import jax
@@ -24,10 +28,13 @@ from deltajax.config import (
   to_dict,
   TrainingConfig,
 )
+from deltajax.training import metrics as metrics_module
 from deltajax.training.load import find_model
 from deltajax.training.loop import train
+from deltajax.training.metrics import read_metrics
 from deltajax.training.run_directory import RunDirectory
-from deltajax.training.stopping import UnhealthyError
+from deltajax.training.step import Trainer
+from deltajax.training.stopping import PreemptedError, UnhealthyError
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -89,8 +96,7 @@ def quiet(line):
 
 
 def metrics(directory):
-  lines = (directory / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  return read_metrics(directory / "metrics.jsonl")
 
 
 def losses(directory):
@@ -157,11 +163,12 @@ def test_a_finished_run_says_so_and_changes_nothing(corpus, tmp_path):
   assert "resumed after 5 of 5 updates" in lines
   assert again.step == 5
   assert again.validation == first.validation
+  assert again.test == first.test
   assert metrics(tmp_path / "run") == before
 
 
 def test_what_a_run_directory_holds(corpus, tmp_path):
-  config = tiny_config(corpus)
+  config = tiny_config(corpus, optimizer={"routing_learning_rate": 6e-3})
   result = train(config, tmp_path / "run", quiet)
   assert RunDirectory(tmp_path / "run").load_config() == config
   steps = [line["step"] for line in metrics(tmp_path / "run")]
@@ -179,6 +186,17 @@ def test_what_a_run_directory_holds(corpus, tmp_path):
     assert 1 / 4 < line["routing/uniform_weight"] <= line["routing/max_weight"]
     assert 0 < line["routing/entropy"] <= line["routing/uniform_entropy"]
   assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+  # Once, when the last update is done.
+  (test,) = (x for x in metrics(tmp_path / "run") if "test/loss" in x)
+  assert test["step"] == 20
+  assert {"step": 20, **result.test} == test
+  assert test["test/loss"] == pytest.approx(
+    result.validation["validation/loss"], rel=0.1
+  )
+  for line in metrics(tmp_path / "run"):
+    if "train/loss" in line:
+      base = line["train/learning_rate"]
+      assert line["train/routing_learning_rate"] == pytest.approx(2 * base)
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
     assert saved.config(20)["model"]["routing"]["variant"] == "delta_block"
 
@@ -227,6 +245,7 @@ def test_non_finite_loss_stops_and_names_the_last_good_checkpoint(
     last = saved.latest_step()
     assert last is not None
   # The updates before it were made, those after it skipped.
+  assert math.isnan(losses(tmp_path / "run")[-1][1])
   for step, loss, _ in losses(tmp_path / "run"):
     assert np.isfinite(loss) == (step <= last)
   assert losses(tmp_path / "run")[-1][0] == last + 4
@@ -392,20 +411,195 @@ def test_a_directory_of_something_else_is_refused(corpus, tmp_path):
     train(tiny_config(corpus), tmp_path / "letters" / "to_mother.txt", quiet)
 
 
-def test_changed_data_are_refused_on_resume(corpus, tmp_path):
-  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
-  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
-    config = tiny_config(corpus)
-    from deltajax.training.step import Trainer
+def contents(directory):
+  return {
+    path: path.read_bytes()
+    for path in sorted(directory.rglob("*"))
+    if path.is_file() and path.name != "lock"
+  }
 
-    trainer = Trainer(config)
-    restored = saved.restore(10, trainer.init())
-    position = restored.data | {"fingerprint": "of other data"}
-    saved.save(11, restored.state, position, to_dict(config))
-  with pytest.raises(ConfigError, match="not those that the run was started"):
-    train(tiny_config(corpus), tmp_path / "run", quiet)
+
+def test_changed_data_are_refused_on_resume(corpus, tmp_path):
+  config = tiny_config(corpus)
+  train(tiny_config(corpus, stop_after=10), tmp_path / "run", quiet)
+
+  def tokenizer(parts):
+    parts["tokenizer"] = "words"
+    return "\n  tokenizer: words in the checkpoint, bytes now\n"
+
+  def documents(parts):
+    parts["sources"][0]["num_documents"] = 7
+    return f"data set {corpus}, num_documents: 7 in the checkpoint, 5"
+
+  def unknown(parts):
+    del parts["tokenizer"]
+    return "fingerprint: of other dat in the checkpoint, "
+
+  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+    restored = saved.restore(10, Trainer(config).init())
+  for step, change in enumerate((tokenizer, documents, unknown), 11):
+    with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+      position = copy.deepcopy(restored.data)
+      position["fingerprint"] = "of other data"
+      message = change(position["parts"])
+      saved.save(step, restored.state, position, to_dict(config))
+    before = contents(tmp_path / "run")
+    # What it would accept is not accepted, as long as it is refused.
+    refused = tiny_config(corpus, seed=3, accept=("training.seed",))
+    with pytest.raises(ConfigError, match="not those that the run") as error:
+      train(refused, tmp_path / "run", quiet)
+    assert message in str(error.value)
+    assert contents(tmp_path / "run") == before
   accepting = tiny_config(corpus, accept=("data.content",))
   assert train(accepting, tmp_path / "run", quiet).step == 20
+
+
+def test_a_directory_that_is_in_use_is_not_changed(corpus, tmp_path):
+  train(tiny_config(corpus, stop_after=2), tmp_path / "run", quiet)
+  before = contents(tmp_path / "run")
+  with RunDirectory(tmp_path / "run").locked():
+    other = tiny_config(corpus, seed=3, accept=("training.seed",))
+    with pytest.raises(ConfigError, match="is in use by process"):
+      train(other, tmp_path / "run", quiet)
+  assert contents(tmp_path / "run") == before
+
+
+def test_a_new_run_that_is_refused_leaves_no_directory(corpus, base, tmp_path):
+  shutil.copytree(base / "plain", tmp_path / "model")
+  (weights,) = (tmp_path / "model").glob("*.safetensors")
+  config = started_from(corpus, tmp_path / "model")
+  weights.write_bytes(weights.read_bytes()[:-8])
+  with pytest.raises(Exception, match="safetensors"):
+    train(config, tmp_path / "run", quiet)
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_crash_before_the_config_was_written(corpus, tmp_path):
+  (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+  (tmp_path / "run" / "lock").write_text("7 of a host\n")
+  assert train(tiny_config(corpus, stop_after=1), tmp_path / "run", quiet)
+
+
+def test_sigterm_before_the_first_update(corpus, tmp_path):
+  def ask(state):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  config = tiny_config(corpus, stop_after=3)
+  with pytest.raises(PreemptedError, match="; 0 of 20 updates are done"):
+    train(config, tmp_path / "run", quiet, on_start=ask)
+  assert not metrics(tmp_path / "run")
+  assert train(config, tmp_path / "run", quiet).step == 3
+
+
+def test_sigterm_at_the_last_update_ends_the_run_as_usual(corpus, tmp_path):
+  def ask_at_5(line):
+    if line.startswith("step 5/"):
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  config = tiny_config(corpus, steps=6, checkpoint_every=100)
+  result = train(config, tmp_path / "run", ask_at_5)
+  names = [set(x) for x in metrics(tmp_path / "run") if x["step"] == 6]
+  assert result.test
+  for wanted in ("train/loss", "validation/loss", "test/loss"):
+    assert sum(wanted in x for x in names) == 1
+
+
+def cut_short(path):
+  """Returns the whole file."""
+  raw = path.read_bytes()
+  path.write_bytes(raw[: len(raw) // 4])
+  return raw
+
+
+@pytest.fixture
+def own_data(corpus, tmp_path):
+  """A config whose packed rows are its own, and the files of a split."""
+  data_dir = tmp_path / "data"
+  config = tiny_config(corpus, data={"data_dir": str(data_dir)}, steps=5)
+
+  def file(split):
+    (path,) = data_dir.rglob(f"packed-{split}.array_record*")
+    return path
+
+  train(config, tmp_path / "first", quiet)
+  return config, file
+
+
+def test_a_damaged_test_split_costs_nothing_else(own_data, tmp_path):
+  config, file = own_data
+  whole = cut_short(file("test"))
+  lines, results = [], []
+  result = train(config, tmp_path / "run", lines.append, on_end=results.append)
+  assert results == [result]
+  assert (result.step, result.test) == (5, {})
+  (line,) = (x for x in lines if x.startswith("WARNING"))
+  assert "the test split cannot be used: record " in line
+  assert str(file("test")) in line
+  # It is made up for, once it can be read.
+  file("test").write_bytes(whole)
+  assert train(config, tmp_path / "run", quiet).test
+  assert metrics(tmp_path / "run")[-1].keys() >= {"step", "test/loss"}
+
+
+def test_damaged_training_rows_end_the_run_by_name(own_data, tmp_path):
+  config, file = own_data
+  cut_short(file("train"))
+  with pytest.raises(
+    OSError, match=rf"record \d+ of {file('train')} cannot be"
+  ):
+    train(
+      dataclasses.replace(
+        config, training=dataclasses.replace(config.training, steps=20)
+      ),
+      tmp_path / "run",
+      quiet,
+    )
+
+
+def test_data_without_a_test_split(tmp_path):
+  (tmp_path / "texts").mkdir()
+  for i in range(200):
+    (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} " * 20)
+  config = tiny_config(
+    tmp_path / "texts", data={"data_dir": str(tmp_path / "data")}, steps=5
+  )
+  lines = []
+  assert train(config, tmp_path / "run", lines.append).test == {}
+  assert not [x for x in lines if "WARNING" in x]
+
+
+def test_the_best_are_kept_whenever_checkpoints_are_written(
+  corpus, tmp_path, monkeypatch
+):
+  save, failed = Checkpoints.save, []
+
+  def fail_once(self, step, *args):
+    if step == 4 and not failed:
+      failed.append(step)
+      raise OSError(28, "No space left on device")
+    save(self, step, *args)
+
+  monkeypatch.setattr(Checkpoints, "save", fail_once)
+  config = tiny_config(
+    corpus,
+    steps=9,
+    optimizer={"learning_rate": 0.3, "warmup_steps": 0},
+    **{"eval_every": 7, "checkpoint_every": 4},
+    **{"keep_checkpoints": 1, "keep_best": 1},
+  )
+  train(config, tmp_path / "run", quiet)
+  assert failed == [4]
+  loss = {
+    x["step"]: x["validation/loss"]
+    for x in metrics(tmp_path / "run")
+    if "validation/loss" in x
+  }
+  # What could not be written after update 4 was, with a loss of its own, soon.
+  written = set(loss) - {4, 7}
+  assert written == {5, 8, 9}
+  best = min(written, key=loss.get)
+  with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
+    assert set(saved.steps()) == {best, 9}
 
 
 def test_weights_and_biases_offline(corpus, tmp_path, monkeypatch):
@@ -422,6 +616,44 @@ def test_weights_and_biases_offline(corpus, tmp_path, monkeypatch):
   identity = (tmp_path / "run" / "wandb" / "id.txt").read_text()
   assert {path.stem for path in files} == {f"run-{identity}"}
   assert all(b"train/loss" in path.read_bytes() for path in files)
+
+
+class BrokenWandb:
+  """Weights & Biases that fail from some call on."""
+
+  def __init__(self, *, good_calls):
+    self.good_calls, self.steps = good_calls, []
+
+  def init(self, **options):
+    self._call()
+    return self
+
+  def log(self, values, step):
+    self._call()
+    self.steps.append(step)
+
+  def finish(self):
+    self._call()
+
+  def _call(self):
+    self.good_calls -= 1
+    if self.good_calls < 0:
+      raise ConnectionError("502 Bad Gateway")
+
+
+@pytest.mark.parametrize("good_calls", [0, 4])
+def test_weights_and_biases_that_fail_end_nothing(corpus, tmp_path, good_calls):
+  wandb, lines = BrokenWandb(good_calls=good_calls), []
+  config = tiny_config(corpus, wandb_project="deltajax-tests", steps=5)
+  with mock.patch.object(metrics_module, "import_wandb", return_value=wandb):
+    train(config, tmp_path / "run", lines.append)
+  assert [step for step, *_ in losses(tmp_path / "run")] == [1, 2, 3, 4, 5]
+  assert wandb.steps == [1, 2, 3][:good_calls]
+  first, last = (x for x in lines if x.startswith("WARNING"))
+  assert "Weights & Biases failed" in first
+  assert "502 Bad Gateway" in first
+  lost = len(metrics(tmp_path / "run")) - len(wandb.steps)
+  assert f"{lost} lines of metrics are not in Weights & Biases" in last
 
 
 def test_weights_and_biases_that_are_not_installed(

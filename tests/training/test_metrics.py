@@ -1,6 +1,21 @@
+import json
+import math
+
 import pytest
 
-from deltajax.training.metrics import duration, Progress, Rates, readable
+from deltajax.config import ConfigError
+from deltajax.training.metrics import (
+  duration,
+  FileMetricsWriter,
+  MetricsWriter,
+  Progress,
+  Rates,
+  read_metrics,
+  readable,
+  SeveralWriters,
+)
+from deltajax.training.run_directory import RunDirectory
+from tests.training.test_tensorboard import Full
 
 
 class Clock:
@@ -60,3 +75,64 @@ def test_duration(seconds, text):
 )
 def test_readable(number, text):
   assert readable(number) == text
+
+
+def no_json(text):
+  raise ValueError(text)
+
+
+def test_numbers_that_json_does_not_have(tmp_path):
+  directory = RunDirectory(tmp_path)
+  values = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1}
+  with FileMetricsWriter(directory, 0, print) as writer:
+    writer.write(1, values)
+    writer.write(2, {"d": 3})
+  text = directory.metrics.read_text()
+  for line in text.splitlines():
+    json.loads(line, parse_constant=no_json)
+  assert '"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.1' in text
+  first, second = read_metrics(directory.metrics)
+  assert math.isnan(first.pop("a"))
+  assert first == {"step": 1, "b": math.inf, "c": -math.inf, "d": 0.1}
+  assert second == {"step": 2, "d": 3.0}
+  # What is read again is kept as it was.
+  with FileMetricsWriter(directory, 2, print):
+    assert directory.metrics.read_text() == text
+
+
+def test_lines_that_cannot_be_read(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text('{"step": 1}\n{"st')
+  assert read_metrics(path) == [{"step": 1}]
+  path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+  with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2: not JSON"):
+    read_metrics(path)
+
+
+def test_what_is_lost_is_said_of_each_file(tmp_path):
+  lines = []
+  with FileMetricsWriter(RunDirectory(tmp_path), 0, lines.append) as writer:
+    writer._lines._file, writer._events._file = Full(99), Full(3)
+    writer.write(1, {"a": 1})
+  assert len(lines) == 2
+  assert "metrics could not be written" in lines[0]
+  assert lines[1].endswith("bytes of TensorBoard are lost")
+
+
+def test_every_writer_is_closed():
+  closed = []
+
+  class Writer(MetricsWriter):
+    def __init__(self, name):
+      self.name = name
+
+    def __exit__(self, *unused):
+      closed.append(self.name)
+      raise OSError(self.name)
+
+  with (
+    pytest.raises(OSError, match=r"one|two"),
+    SeveralWriters([Writer("one"), Writer("two")]),
+  ):
+    pass
+  assert sorted(closed) == ["one", "two"]

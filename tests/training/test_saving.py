@@ -1,20 +1,28 @@
 """Checkpoints that cannot be written or read, one kind of fault at a time."""
 
 import contextlib
+import pathlib
 import resource
 import shutil
+import threading
 import time
 from unittest import mock
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from deltajax.checkpoints import manager
+from deltajax.checkpoints.checksums import ChecksumError, checksums
 from deltajax.checkpoints.manager import Checkpoints, Keep
 from deltajax.config import ConfigError
 from deltajax.training import saving
+from deltajax.training.health import Health
 from deltajax.training.saving import restore_newest, Saver
+from deltajax.training.step import TrainState
 from deltajax.training.stopping import NotSavedError
 
 
@@ -145,6 +153,49 @@ def test_another_config_is_no_damage(saved):
     restore_newest(saved, refuse, print)
 
 
+def test_parameters_alone_are_checked_too(tmp_path, monkeypatch):
+  params = {"a": state(1)["x"], "b": {"c": state(2)["x"]}}
+  whole = TrainState(jnp.int32(1), params, {}, Health.new())
+  like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+  wrong = checksums(whole) | {".params['b']['c']": 5}
+  with Checkpoints(tmp_path / "checkpoints", Keep(2)) as saved:
+    saved.save(1, whole, {}, {})
+    monkeypatch.setattr(manager, "checksums", lambda tree: wrong)
+    saved.save(2, whole, {}, {})
+  monkeypatch.undo()
+  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
+    chex.assert_trees_all_equal(
+      saved.restore_params(1, like, "float32"), params
+    )
+    half = jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), like)
+    chex.assert_trees_all_equal(
+      saved.restore_params(1, half, "float32"),
+      jax.tree.map(lambda x: x.astype(jnp.bfloat16), params),
+    )
+    with pytest.raises(ChecksumError, match=r"the first is \['b'\]\['c'\]"):
+      saved.restore_params(2, like, "float32")
+
+
+def test_all_hosts_are_told_of_a_refusal_before_it_is_raised(
+  saved, monkeypatch
+):
+  told = []
+
+  def agree(facts, error=None):
+    told.append(error)
+    if error is not None:
+      raise error
+
+  monkeypatch.setattr(saving.hosts, "agree", agree)
+
+  def refuse(step):
+    raise ConfigError(f"{step} is another run's")
+
+  with pytest.raises(ConfigError, match="3 is another run's") as error:
+    restore_newest(saved, refuse, print)
+  assert told == [error.value]
+
+
 def test_no_checkpoint_is_none(tmp_path):
   with Checkpoints(tmp_path / "checkpoints") as saved:
     assert restore_newest(saved, lambda k: saved.restore(k, {}), print) is None
@@ -230,6 +281,24 @@ def test_a_directory_that_cannot_be_opened_again_ends_nothing(
   saved.wait()
   assert saved.steps()[0] == 11
   assert len(lines) == 1
+
+
+def test_where_no_checkpoint_can_be_begun_none_is(saved, tmp_path, monkeypatch):
+  """Threads of Orbax would wait for it, and keep the process from ending."""
+  lines = []
+  saver = Saver(saved, every=10, log=lines.append)
+  before = threading.active_count()
+  with monkeypatch.context() as patch:
+    refused = mock.Mock(side_effect=OSError(30, "Read-only file system"))
+    patch.setattr(pathlib.Path, "mkdir", refused)
+    saver.save(10, state(10), {}, {})
+  assert "Read-only file system" in lines[0]
+  assert threading.active_count() <= before
+  (tmp_path / "checkpoints" / ".probe").mkdir()  # Left by a process' death.
+  saver.finish(11, state(11), {}, {})
+  assert saved.steps()[0] == 11
+  names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+  assert ".probe" not in names
 
 
 @contextlib.contextmanager
