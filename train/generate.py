@@ -27,6 +27,7 @@ from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
 from deltajax.training.load import find_model
 from train.cli import main
+from train.options import about_of, parse_options
 
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 SEPARATOR = "\n---"
@@ -119,9 +120,17 @@ def encode_prompts(
   return rows
 
 
+def parse(arguments: list[str]) -> Options:
+  """Parses the command line."""
+  usage = (
+    "python -m train.generate  RUN_OR_DIR --prompt TEXT [--temperature T ...]"
+  )
+  return parse_options(Options, usage, arguments, about=about_of(__doc__))
+
+
 def command(arguments: list[str]) -> None:
   """Prints prompts and how they go on."""
-  options = tyro.cli(Options, prog="python -m train.generate", args=arguments)
+  options = parse(arguments)
   prompts = options.prompts()
   sampling = Sampling(
     temperature=options.temperature, top_k=options.top_k, top_p=options.top_p

@@ -10,7 +10,6 @@ from unittest import mock
 
 import jax
 import pytest
-import tyro
 
 import deltajax
 from deltajax.config import RunConfig
@@ -96,21 +95,10 @@ def commands(page):
 
 
 def parse(module, arguments):
-  command = importlib.import_module(module)
-  if module == "train.pretrain":
-    cli.parse_run(module, arguments)
-  elif module == "train.finetune":
+  if module == "train.finetune":
     place = arguments.index("--init-from") + 1
     arguments[place] = str(MODEL)
-    cli.parse_finetune(module, arguments)
-  elif module == "train.compare":
-    cli.parse_compare(module, arguments)
-  elif module == "train.compile_ahead":
-    cli.parse_ahead(module, arguments)
-  elif hasattr(command, "SUBCOMMANDS"):
-    cli.parse_subcommand(module, command.SUBCOMMANDS, arguments)
-  else:
-    tyro.cli(command.Options, args=arguments)
+  importlib.import_module(module).parse(arguments)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
@@ -194,11 +182,9 @@ def test_options_in_lines_of_text_exist():
     dataclasses.is_dataclass, typing.get_type_hints(Corpus).values()
   )
   kinds = [RunConfig, Corpus, *parts_of_corpus]
-  kinds += [cli.CompareRun, cli.AheadRun, cli.Run]
   for path in ROOT.glob("train/*.py"):
     module = importlib.import_module(f"train.{path.stem}")
-    kinds += [module.Options] if hasattr(module, "Options") else []
-    kinds += getattr(module, "SUBCOMMANDS", {}).values()
+    kinds += filter(dataclasses.is_dataclass, vars(module).values())
   options = {option for kind in kinds for option in config_options(kind)}
   options |= {option.replace("--", "--no-") for option in options}
   scripts = "".join(
