@@ -1,6 +1,6 @@
 """What all commands share: options, help, errors without traceback."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import json
 import pathlib
@@ -24,11 +24,7 @@ from deltajax.training.stopping import (
   USAGE_ERROR,
 )
 from train.config_files import load_config, load_typed, overview
-from train.options import about_of, parse_options, usage_lines
-
-VARIANT_NAMES = textwrap.fill(
-  f"Variants (--model.routing.variant): {', '.join(VARIANTS)}.", 80
-)
+from train.options import about_of, COLUMNS, parse_options, usage_lines
 
 
 class Subcommand(Protocol):
@@ -125,7 +121,7 @@ def parse_run(command: str, arguments: Sequence[str], about: str | None) -> Run:
   default = Run(load_config(path), _in_runs(path))
   return parse_options(
     *(Run, usage.replace("CONFIG", path), rest),
-    about=f"{about_of(about)}\n\n{VARIANT_NAMES}",
+    about=_listing(about, "Variants (--model.routing.variant)", VARIANTS),
     default=default,
   )
 
@@ -181,7 +177,7 @@ def parse_compare(
   comparison = load_typed(path, Comparison)
   options = parse_options(
     *(CompareRun, usage.replace("CONFIG", path), rest),
-    about=f"{about_of(about)}\n\nArms: {', '.join(comparison.arms)}.",
+    about=_listing(about, "Arms (--arms)", comparison.arms),
     default=CompareRun(comparison.base, _in_runs(path)),
   )
   comparison = dataclasses.replace(comparison, base=options.config)
@@ -267,6 +263,12 @@ def parse_subcommand(
   )
 
 
+def _listing(about: str | None, what: str, names: Iterable[str]) -> str:
+  """A docstring, and a paragraph with the names that an option takes."""
+  names = textwrap.fill(f"{what}: {', '.join(names)}.", COLUMNS)
+  return f"{about_of(about)}\n\n{names}"
+
+
 def _in_runs(path: str) -> pathlib.Path:
   return pathlib.Path("runs") / pathlib.Path(path).stem
 
@@ -278,7 +280,7 @@ def _config_first(
   command, _ = usage.split("  ")
   if not arguments or arguments[0].startswith("-"):
     lines = [
-      f"`{command} --help` lists every option of a config file:\n",
+      f"`{command} --help` lists all options of a config:\n",
       *overview(kind),
     ]
     _print_usage(usage, about, lines, arguments)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from deltajax.config import ConfigError, RunConfig
 from deltajax.routing.validation import unknown_name
 from deltajax.training.load import StoredModel
+from train.options import COLUMNS
 
 T = TypeVar("T")
 
@@ -22,7 +23,6 @@ COMMANDS = {
   "Comparison": "train.compare",
   "Study": "train.study",
 }
-_COLUMNS = 80
 
 
 def load_config(path: str, base: StoredModel | None = None) -> RunConfig:
@@ -89,7 +89,7 @@ def overview(kind: str) -> list[str]:
     for path, about in found.items()
     for line in textwrap.wrap(
       f"  {path:<{width - 2}}{about}",
-      _COLUMNS,
+      COLUMNS,
       subsequent_indent=" " * width,
       break_on_hyphens=False,
     )

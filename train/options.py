@@ -28,7 +28,7 @@ T = TypeVar("T")
 Spec = PrimitiveConstructorSpec | UnsupportedTypeAnnotationError
 
 _REGISTRY = ConstructorRegistry()
-_COLUMNS = 80
+COLUMNS = 80
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -78,7 +78,7 @@ def usage_lines(usage: str) -> str:
   """How a command is started, in lines."""
   return textwrap.fill(
     f"usage: {usage.replace('  ', ' ')}",
-    _COLUMNS,
+    COLUMNS,
     subsequent_indent=" " * 7,
     break_long_words=False,
     break_on_hyphens=False,

@@ -1,9 +1,6 @@
 """The command as a user runs it."""
 
 import functools
-import re
-
-import pytest
 
 from tests.helpers import run_module
 
@@ -55,79 +52,3 @@ def test_trains_reports_and_resumes(corpus, tmp_path):
   assert other.returncode == 2
   assert "training.seed: 0 in the run, 5 now" in other.stderr
   assert "Traceback" not in other.stderr
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (("configs/quickstrat.py",), "did you mean 'configs/quickstart.py'"),
-    (("README.md",), "unknown config file 'README.md'"),
-    (("configs/quickstart.py", "--model.widht", "4"), "--model.width"),
-    (
-      ("configs/quickstart.py", "--model.routing.variant", "delta_blok"),
-      "did you mean 'delta_block'",
-    ),
-    (
-      ("configs/quickstart.py", "--model.routing.num-blocks", "9"),
-      "num_blocks is 9, more than the 8 layers",
-    ),
-    (
-      ("configs/quickstart.py", "--mesh.data", "2", "--mesh.data=5"),
-      "--mesh.data is given twice",
-    ),
-    (
-      ("configs/paper_7_6b.py",),
-      "mesh data=1, fsdp=64, tensor=1, context=1 needs 64 devices; there are 1",
-    ),
-    ((), "usage: python -m train.pretrain CONFIG"),
-  ],
-)
-def test_user_errors_are_one_message(arguments, message, tmp_path):
-  if arguments:
-    arguments += ("--workdir", tmp_path / "run")
-  done = run(*arguments)
-  assert done.returncode == 2
-  # The parser draws a box around its messages and wraps them.
-  printed = re.sub(r"[│\s]+", " ", done.stderr + done.stdout)
-  assert message in printed
-  assert "Traceback" not in done.stderr
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    (("--data.sequence-length", "999999"), "split 'train' of .* 1000000"),
-    (("--model.vocab-size", "100"), "model.vocab_size is 100.* has 259 ids"),
-    (("--training.batch-size", "99999"), "batch_size 99999 is larger"),
-    (("--data.dataset", "no/such/place"), "no/such/place"),
-    (("--mesh.data", "64"), "needs 64 devices; there are 1"),
-    (
-      ("--model.attention", "splash", "--data.sequence-length", "128"),
-      "attention 'splash' cannot serve: it runs on tpu, the platform is cpu",
-    ),
-  ],
-)
-def test_data_and_machines_that_do_not_fit(corpus, tmp_path, options, message):
-  done = run(
-    *("configs/quickstart.py", "--workdir", tmp_path / "run"),
-    *override("--data.dataset", corpus, *TINY, *options),
-  )
-  assert done.returncode == 2, done.stderr
-  assert re.search(message, done.stderr), done.stderr
-  assert "Traceback" not in done.stderr
-  assert not (tmp_path / "run").exists()
-
-
-def test_help_lists_every_field():
-  done = run("configs/quickstart.py", "--help")
-  assert done.returncode == 0
-  for option in (
-    "--workdir",
-    "--model.routing.variant",
-    "--model.routing.key-dim",
-    "--optimizer.query-multiplier",
-    "--training.stop-after",
-    "--data.sequence-length",
-  ):
-    assert option in done.stdout
