@@ -53,3 +53,15 @@ def small_tokenizer(tmp_path_factory) -> pathlib.Path:
     '{"bos_token": "<|start|>", "eos_token": "<|end|>"}'
   )
   return directory
+
+
+@pytest.fixture
+def quick_compiles():
+  """Slower programs that are compiled several times faster."""
+  import jax
+
+  name = "jax_disable_most_optimizations"
+  before = jax.config.read(name)
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)

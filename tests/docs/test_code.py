@@ -8,7 +8,6 @@ import tomllib
 import typing
 from unittest import mock
 
-import jax
 import pytest
 
 import deltajax
@@ -34,16 +33,6 @@ def model(tmp_path_factory):
   config = tiny_config("standard", dtype="float32", param_dtype="float32")
   deltajax.save_pretrained(directory, config, random_params(config))
   return directory
-
-
-@pytest.fixture
-def quick_compiles():
-  """Slower programs that are compiled several times faster."""
-  name = "jax_disable_most_optimizations"
-  before = jax.config.read(name)
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, before)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]])
