@@ -146,9 +146,9 @@ def data() -> None:
       pyarrow.table({"text": texts}), root / "a.parquet"
     )
     corpus = Corpus(
-      (str(root / "a.parquet"),),
-      "bytes",
-      32,
+      sources=(str(root / "a.parquet"),),
+      tokenizer="bytes",
+      sequence_length=32,
       fractions=Fractions(validation=0.2, test=0.2),
     )
     prepare(corpus, root / "out", workers=0, log=lambda line: None)

@@ -173,14 +173,20 @@ def test_options_in_lines_of_text_exist():
   kinds = [RunConfig, Corpus, *parts_of_corpus]
   for path in ROOT.glob("train/*.py"):
     module = importlib.import_module(f"train.{path.stem}")
-    kinds += filter(dataclasses.is_dataclass, vars(module).values())
+    kinds += [
+      x
+      for x in vars(module).values()
+      if dataclasses.is_dataclass(x) and x.__module__ == module.__name__
+    ]
   options = {option for kind in kinds for option in config_options(kind)}
-  options |= {option.replace("--", "--no-") for option in options}
+  options |= {re.sub(r"^(--(?:.*\.)?)", r"\1no-", option) for option in options}
   scripts = "".join(
     path.read_text() for path in ROOT.glob("benchmarks/*.[ps][yh]")
   )
   for page, path in PAGES.items():
     for block in re.findall(r"`(--[^`\n]+)`", path.read_text()):
+      # `--no-gradients`, not a value.
+      assert not re.search(r" (?:True|False)\b", block), f"{page}: {block}"
       for option in re.findall(r"(?:^| )(--[a-z][\w.-]*)", block):
         field = option.removeprefix("--").replace("-", "_")
         in_script = option in scripts or f"  {field}: " in scripts
