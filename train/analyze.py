@@ -29,7 +29,7 @@ from deltajax.training.subjects import (
   MeshSizes,
   Subject,
 )
-from train.cli import main
+from train.cli import check_counts, main
 from train.options import about_of, parse_options
 
 
@@ -99,6 +99,7 @@ def prepare(options: Options) -> Plan:
       "there is nothing to analyse; name runs, checkpoints of runs, or model"
       " directories."
     )
+  check_counts(rows=options.rows, batch_size=options.batch_size)
   figures.check_matplotlib()
   report.check_output(options.out)
   subjects = find_subjects(options.sources)

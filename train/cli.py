@@ -323,6 +323,14 @@ def _check_named_once(arguments: Sequence[str]) -> None:
     seen.add(name)
 
 
+def check_counts(**counts: int | None) -> None:
+  """Raises ConfigError for an option that counts something and is below 1."""
+  for name, value in counts.items():
+    if value is not None and value < 1:
+      option = "--" + name.replace("_", "-")
+      raise ConfigError(f"{option} is {value}; it must be at least 1.")
+
+
 def check_json_file(file: pathlib.Path | None, option: str = "--json") -> None:
   """Raises ConfigError unless a file that an option names could be written."""
   if file is None:

@@ -114,7 +114,11 @@ def _described(path: pathlib.Path) -> tuple[str, str]:
 
 def _get_config(path: str) -> Callable[..., Any]:
   file = pathlib.Path(path)
-  if not file.is_file() or file.suffix != ".py":
+  if file.is_file() and file.suffix != ".py":
+    raise ConfigError(
+      f"{path} is no Python file; a config is one, like configs/quickstart.py."
+    )
+  if not file.is_file():
     raise ConfigError(
       unknown_name("config file", path, config_files() or ["none here"])
     )
@@ -155,8 +159,8 @@ def _checked(path: str, config: Any, kind: type[T]) -> T:
   if not isinstance(config, kind):
     name = type(config).__name__
     command = COMMANDS.get(name)
-    remedy = f" It is for python -m {command}." if command else ""
     raise ConfigError(
-      f"get_config() of {path} returns {name}, not {kind.__name__}.{remedy}"
+      f"get_config() of {path} returns {name}, not {kind.__name__}"
+      + (f": it is for python -m {command}." if command else ".")
     )
   return config

@@ -38,7 +38,7 @@ from deltajax.training.subjects import (
   MeshSizes,
   Subject,
 )
-from train.cli import check_json_file, main, write_json_file
+from train.cli import check_counts, check_json_file, main, write_json_file
 from train.options import about_of, parse_options
 
 
@@ -143,16 +143,13 @@ class Options:
         "--max-tokens is for windows (--stride, --context); give --rows for"
         " packed rows."
       )
-    bounded = {
-      "limit": tasks.limit,
-      "batch_size": self.batch_size,
-      "context": self.context,
-      "max_new_tokens": tasks.max_new_tokens,
-    }
-    for name, value in bounded.items():
-      if value is not None and value < 1:
-        option = "--" + name.replace("_", "-")
-        raise ConfigError(f"{option} is {value}; it must be at least 1.")
+    check_counts(
+      rows=None if texts.rows == "all" else texts.rows,
+      context=self.context,
+      batch_size=self.batch_size,
+      limit=tasks.limit,
+      max_new_tokens=tasks.max_new_tokens,
+    )
     if tasks.num_fewshot is not None and tasks.num_fewshot < 0:
       raise ConfigError(
         f"--num-fewshot is {tasks.num_fewshot}; it must be at least 0."

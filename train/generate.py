@@ -79,8 +79,9 @@ class Options:
       try:
         found.append(self.prompt_file.read_text(encoding="utf-8"))
       except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-          f"--prompt-file {self.prompt_file}: {error}."
+          f"--prompt-file {self.prompt_file} cannot be read: {reason}."
         ) from None
     if not found:
       raise ConfigError("there is no prompt; give --prompt or --prompt-file.")

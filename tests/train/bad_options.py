@@ -35,7 +35,7 @@ COMMAND_LINES = {
   ),
   "not Python": Bad(
     "pretrain README.md --workdir OUT",
-    *("unknown config file 'README.md'", "configs/quickstart.py"),
+    *("README.md is no Python file", "like configs/quickstart.py"),
   ),
   "syntax": Bad(
     "pretrain SYNTAX --workdir OUT", "SYNTAX, line 1", "SyntaxError"
@@ -53,12 +53,12 @@ COMMAND_LINES = {
   ),
   "of compare": Bad(
     "pretrain COMPARISON --workdir OUT",
-    *("returns Comparison", "It is for python -m train.compare"),
+    *("returns Comparison", "it is for python -m train.compare"),
   ),
   "of study": Bad(
     "compare STUDY --out OUT",
     "returns Study",
-    "It is for python -m train.study",
+    "it is for python -m train.study",
   ),
   "of finetune": Bad(
     "pretrain configs/finetune_smollm2.py --workdir OUT",

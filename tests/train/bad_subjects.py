@@ -197,7 +197,7 @@ EVALUATIONS = {
   ),
   "no stride": Bad(f"{EVALUATE} --stride 0", "stride is 0", "from 1"),
   "context": Bad(f"{EVALUATE} --context 0", "--context is 0", "at least 1"),
-  "rows": Bad(f"{EVALUATE} --rows 0", "rows is 0", "at least 1"),
+  "rows": Bad(f"{EVALUATE} --rows 0", "--rows is 0", "at least 1"),
   "rows and all": Bad(f"{EVALUATE} --rows most", "most", "INT|{all}"),
   "rows of windows": Bad(
     f"{EVALUATE} --rows 2 --stride 2", "--rows", "--max-tokens"
@@ -267,8 +267,8 @@ ANALYSES = {
     "analyze RUN OTHER --sequence-length 32 --out OUT",
     *("other was trained with tokenizer", "its own tokenizer"),
   ),
-  "rows": Bad(f"{ANALYZE} --rows 0", "num_rows", "at least 1, got 0"),
-  "batch": Bad(f"{ANALYZE} --batch-size 0", "batch_size is 0", "must be"),
+  "rows": Bad(f"{ANALYZE} --rows 0", "--rows is 0", "at least 1"),
+  "batch": Bad(f"{ANALYZE} --batch-size 0", "--batch-size is 0", "at least 1"),
   "mesh": Bad(f"{ANALYZE} --mesh.data 3", "needs 3 devices", "there are 1"),
   "split": Bad(
     f"{ANALYZE} --split validaton", "'validaton'", "mean 'validation'"
