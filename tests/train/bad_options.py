@@ -190,7 +190,7 @@ DATA = {
   ),
   "no data set": Bad(
     f"{PRETRAIN} --data.dataset no/such/place",
-    *("no/such/place", "Give the directory of one version"),
+    *("there is no 'no/such/place'", "name a TFDS directory"),
   ),
   "sequence": Bad(
     f"{PRETRAIN} --data.sequence-length 999999",

@@ -166,7 +166,7 @@ EVALUATIONS = {
     f"{EVALUATE} --data python_stdlb", "'python_stdlb'", "mean 'python_stdlib'"
   ),
   "no texts": Bad(
-    f"{EVALUATE} --data ./no.txt", "no.txt", "not a TFDS directory"
+    f"{EVALUATE} --data ./no.txt", "there is no 'no.txt'", "or files of text"
   ),
   "split": Bad(
     f"{EVALUATE} --split validaton", "'validaton'", "mean 'validation'"
@@ -298,8 +298,7 @@ COMPARISONS = {
   ),
   "data set": Bad(
     f"{COMPARE} --data.dataset no/such/place",
-    "no/such/place",
-    "Give the directory",
+    *("there is no 'no/such/place'", "name a TFDS directory"),
   ),
   "stop": Bad(
     f"{COMPARE} --training.stop-after 3", "stop_after is 3", "Leave it out"
