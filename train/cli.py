@@ -255,7 +255,6 @@ def parse_subcommand(
     _print_usage(usage, about, lines, arguments)
   name, *rest = arguments
   check_name("subcommand", name, subcommands)
-  _check_named_once(rest)
   kind = subcommands[name]
   return parse_options(
     *(kind, f"{command} {name}  {kind.usage}", rest),
@@ -285,7 +284,6 @@ def _config_first(
     ]
     _print_usage(usage, about, lines, arguments)
   path, *rest = arguments
-  _check_named_once(rest)
   return path, rest
 
 
@@ -309,18 +307,6 @@ def _value_of(option: str, arguments: Sequence[str]) -> str | None:
     if name.replace("_", "-") == option:
       return value if equals else next(iter(arguments[i + 1 :]), None)
   return None
-
-
-def _check_named_once(arguments: Sequence[str]) -> None:
-  """Raises ConfigError if an option is given twice: one would be ignored."""
-  seen: set[str] = set()
-  for argument in arguments:
-    if not argument.startswith("--"):
-      continue
-    name = argument.split("=")[0].replace("_", "-")
-    if name in seen:
-      raise ConfigError(f"{name} is given twice; give it once.")
-    seen.add(name)
 
 
 def check_counts(**counts: int | None) -> None:

@@ -126,7 +126,11 @@ def parse(arguments: list[str]) -> Options:
   usage = (
     "python -m train.generate  RUN_OR_DIR --prompt TEXT [--temperature T ...]"
   )
-  return parse_options(Options, usage, arguments, about=about_of(__doc__))
+  return parse_options(
+    *(Options, usage, arguments),
+    about=about_of(__doc__),
+    repeatable=("--prompt", "--stop"),
+  )
 
 
 def command(arguments: list[str]) -> None:

@@ -24,6 +24,8 @@ from tyro.constructors import (
   UnsupportedTypeAnnotationError,
 )
 
+from deltajax.routing.validation import ConfigError
+
 T = TypeVar("T")
 Spec = PrimitiveConstructorSpec | UnsupportedTypeAnnotationError
 
@@ -39,6 +41,7 @@ def parse_options(
   *,
   about: str,
   default: T | None = None,
+  repeatable: Sequence[str] = (),
 ) -> T:
   """Parses options into a dataclass; ends with 2 and a message if they cannot.
 
@@ -48,8 +51,10 @@ def parse_options(
     arguments: of the command line.
     about: heads the help.
     default: what options that are not given are taken from.
+    repeatable: options that may be given more than once.
 
   Raises:
+    ConfigError: if another one is.
     SystemExit: after help, which ends with 0, or a message.
   """
   known: dict[str, Any] = {} if default is None else {"default": default}
@@ -62,6 +67,7 @@ def parse_options(
     **known,
   )
   if not {"-h", "--help"} & set(arguments):
+    _check_given_once(arguments, repeatable)
     found: T = parse()
     return found
   printed = io.StringIO()
@@ -72,6 +78,20 @@ def parse_options(
   options = "\n".join(map(str.rstrip, described.splitlines()))
   print(usage_lines(usage), about, options, sep="\n\n")
   raise SystemExit(0)
+
+
+def _check_given_once(
+  arguments: Sequence[str], repeatable: Sequence[str]
+) -> None:
+  """Raises ConfigError if an option is given twice: one would be ignored."""
+  seen: set[str] = set()
+  for argument in arguments:
+    if not argument.startswith("--"):
+      continue
+    name = argument.split("=")[0].replace("_", "-")
+    if name in seen and name not in repeatable:
+      raise ConfigError(f"{name} is given twice; give it once.")
+    seen.add(name)
 
 
 def usage_lines(usage: str) -> str:

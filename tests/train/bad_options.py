@@ -81,6 +81,10 @@ COMMAND_LINES = {
   "twice": Bad(
     f"{QUICK} --mesh.data 2 --mesh.data=5", "--mesh.data", "give it once"
   ),
+  "twice, of evaluate": Bad(
+    "evaluate RUN --stride 2 --stride 3 --out OUT",
+    *("--stride is given twice", "give it once"),
+  ),
   "subcommand": Bad(
     "convert imprt QWEN3 OUT", "'imprt'", "did you mean 'import'"
   ),
