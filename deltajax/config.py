@@ -118,8 +118,9 @@ class ModelConfig:
       the first that supports the case on the platform. See
       `deltajax.routing.depth_attention`.
     attention: implementation of the attention over tokens (`xla`, `splash`,
-      `cudnn`), which serves every call or raises; None for the first that
-      supports the case on the platform. See `deltajax.models.attention`.
+      `cudnn`), which serves every call or raises; None for the first of them
+      that supports the case (its shapes, its dtype, the mesh) on the
+      platform. See `deltajax.models.attention`.
   """
 
   vocab_size: int
