@@ -7,7 +7,7 @@ WORKDIR ?= runs/quickstart
 RUN = $(VENV)/bin/python
 
 .PHONY: setup quickstart study study-small test smoke test-reference smollm2 \
-  test-pretrained compile-recipes docs lint format clean
+  test-pretrained compile-recipes docs package lint format clean
 
 setup: $(VENV)/.installed
 
@@ -93,6 +93,11 @@ DOCS_VENV ?= .venv-docs
 docs:
 	@$(MAKE) --no-print-directory setup VENV=$(DOCS_VENV) EXTRAS=docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+
+# Wheel and sdist, and clean environments in which the wheel does what its extras
+# promise, for Python 3.11 and 3.12 where they are: make package PYTHON=3.12
+package:
+	bash .ci/package $(PYTHON)
 
 lint: setup
 	$(RUN) -m ruff format --check

@@ -110,7 +110,8 @@ class ModelConfig:
     attention_bias: the maps to queries, keys, values and output have biases.
     mlp_bias: the maps of the MLP have biases.
     routing: how residuals are routed over depth.
-    dtype: of activations and matrix products.
+    dtype: of activations and matrix products: `bfloat16`, `float16`, `float32`
+      or `float64`.
     param_dtype: of parameters.
     remat: what the backward pass computes again: `none`, `dots` or `full`; see
       `deltajax.routing.depth_scan`.
@@ -120,11 +121,13 @@ class ModelConfig:
       num_layers, and is 1 unless every sublayer leaves a source. More move
       fewer bytes and need more memory. The plain scan reads layer by layer.
     init_std: standard deviation of kernels and embedding at initialisation.
-    depth_attention: implementation of the depth attention, which serves every
-      call or raises; None for the first that supports the case on the
-      platform. See `deltajax.routing.depth_attention`.
-    attention: implementation of the attention over tokens, which serves every
-      call or raises; None for the first that supports the case on the
+    depth_attention: implementation of the depth attention (`xla`, `pallas_tpu`,
+      `pallas_triton`, `interpret`), which serves every call or raises; None for
+      the first that supports the case on the platform. See
+      `deltajax.routing.depth_attention`.
+    attention: implementation of the attention over tokens (`xla`, `splash`,
+      `cudnn`), which serves every call or raises; None for the first of them
+      that supports the case (its shapes, its dtype, the mesh) on the
       platform. See `deltajax.models.attention`.
 
   Raises:

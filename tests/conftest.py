@@ -15,6 +15,18 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import pytest
 
 
+@pytest.fixture
+def quick_compiles():
+  """Slower programs that are compiled several times faster."""
+  import jax
+
+  name = "jax_disable_most_optimizations"
+  before = jax.config.read(name)
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> pathlib.Path:
   """A prepared TFDS directory with a small corpus of Python files."""

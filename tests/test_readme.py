@@ -1,15 +1,15 @@
 """Commands of the README run, as they stand."""
 
-import os
-import pathlib
+import importlib
 import re
 import shlex
-import subprocess
-import sys
+import shutil
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+import deltajax
+from tests.helpers import initial_params, ROOT, tiny_config
+
 README = (ROOT / "README.md").read_text()
 
 
@@ -45,41 +45,87 @@ def commands_with(text):
   """The commands of the block of the README that has this text."""
   blocks = re.findall(r"(?:^    .*\n)+", README, re.MULTILINE)
   (block,) = [x for x in blocks if text in x]
-  return [shlex.split(x) for x in block.replace("\\\n", "").splitlines()]
+  return [
+    shlex.split(x, comments=True)
+    for x in block.replace("\\\n", "").splitlines()
+  ]
 
 
-def test_from_parquet_to_the_figures_of_a_test_set(tmp_path):
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+  """Runs a command in a directory that has the recipes."""
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  monkeypatch.chdir(tmp_path)
+
+  def run(command, *more):
+    assert command[:2] == ["python", "-m"]
+    module = importlib.import_module(command[2])
+    module.command([*command[3:], *map(str, more)])
+    return capsys.readouterr().out
+
+  return run
+
+
+SHORTER = (
+  *("--training.steps", "2", "--training.eval-sequences", "9"),
+  *("--optimizer.warmup-steps", "1", "--training.no-eval-routing"),
+)
+
+
+@pytest.mark.usefixtures("quick_compiles")
+def test_from_parquet_to_the_figures_of_a_test_set(run, tmp_path):
   """The commands as they stand, with a smaller model and fewer updates."""
   write_fineweb_edu(tmp_path / "fineweb-edu", 300)
-  (tmp_path / "configs").symlink_to(ROOT / "configs")
-  shorter = {
-    "train.pretrain": (
-      *("--training.steps", "2", "--training.eval-sequences", "9"),
-      *("--model.num-layers", "4", "--model.width", "32"),
-      *("--optimizer.warmup-steps", "1", "--training.no-eval-routing"),
-    ),
-  }
-
-  def run(command):
-    assert command[:2] == ["python", "-m"]
-    done = subprocess.run(
-      [sys.executable, *command[1:], *shorter.get(command[2], ())],
-      cwd=tmp_path,
-      env=os.environ | {"PYTHONPATH": str(ROOT)},
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-  prepare, pretrain = commands_with("train.prepare_data build")
+  prepare, pretrain, evaluate = commands_with("train.prepare_data build")
   assert "300 documents" in run(prepare)
-  printed = run(pretrain)
+  smaller = ("--model.num-layers", "4", "--model.width", "32")
+  printed = run(pretrain, *SHORTER, *smaller)
   found = re.search(r"^test: +([\d.]+) .*over 9 of (\d+) rows$", printed, re.M)
   assert found, printed
-  evaluations = commands_with("runs/own --split test")
-  (evaluate,) = [x for x in evaluations if "test" in x]
   printed = run(evaluate)
   assert f"split test: {found[2]} of {found[2]} rows" in printed
   assert (tmp_path / "test.json").exists()
+
+
+@pytest.mark.usefixtures("quick_compiles")
+def test_from_a_pretrained_model_to_a_routed_one(
+  run, corpus, small_tokenizer, tmp_path
+):
+  """The commands as they stand, on a small model and another corpus."""
+  download, *commands = commands_with("train.convert import")
+  assert download == ["make", "smollm2"]
+  config = tiny_config(
+    "standard",
+    vocab_size=300,
+    num_layers=4,
+    dtype="float32",
+    param_dtype="float32",
+  )
+  model = tmp_path / "runs/smollm2"
+  deltajax.save_pretrained(model, config, initial_params(config))
+  for file in small_tokenizer.iterdir():
+    shutil.copy(file, model)
+  more = {
+    "train.finetune": (
+      *SHORTER,
+      *("--data.dataset", corpus, "--data.data-dir", tmp_path / "data"),
+      *("--data.sequence-length", "32", "--training.batch-size", "4"),
+    ),
+    "train.analyze": ("--rows", "4"),
+    "train.generate": ("--max-new-tokens", "3"),
+  }
+  printed = [run(x, *more.get(x[2], ())) for x in commands]
+  for text, part in zip(
+    printed,
+    (
+      "float32: equal bit for bit",
+      "after 2 updates",
+      "numbers   runs/finetune-routing/routing.json",
+      "def ",
+      "written   runs/exported",
+    ),
+    strict=True,
+  ):
+    assert part in text, text
+  exported = deltajax.load_pretrained(tmp_path / "runs/exported").config
+  assert exported.routing.gate == "scalar"

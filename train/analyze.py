@@ -29,7 +29,8 @@ from deltajax.training.subjects import (
   MeshSizes,
   Subject,
 )
-from train.cli import main
+from train.cli import check_counts, main
+from train.options import about_of, parse_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Options:
   """
 
   sources: tyro.conf.Positional[
-    Annotated[tuple[pathlib.Path, ...], tyro.conf.arg(metavar="RUN_OR_DIR")]
+    Annotated[
+      tuple[pathlib.Path, ...],
+      tyro.conf.arg(metavar="RUN_OR_DIR ...", help_behavior_hint="(required)"),
+    ]
   ]
   out: pathlib.Path
   dataset: str | None = None
@@ -95,6 +99,7 @@ def prepare(options: Options) -> Plan:
       "there is nothing to analyse; name runs, checkpoints of runs, or model"
       " directories."
     )
+  check_counts(rows=options.rows, batch_size=options.batch_size)
   figures.check_matplotlib()
   report.check_output(options.out)
   subjects = find_subjects(options.sources)
@@ -121,9 +126,15 @@ def prepare(options: Options) -> Plan:
   return Plan(subjects, trainers, data)
 
 
+def parse(arguments: list[str]) -> Options:
+  """Parses the command line."""
+  usage = "python -m train.analyze  RUN_OR_DIR ... --out DIR [--rows N ...]"
+  return parse_options(Options, usage, arguments, about=about_of(__doc__))
+
+
 def command(arguments: list[str]) -> None:
   """Analyses, and says where the report is."""
-  options = tyro.cli(Options, prog="python -m train.analyze", args=arguments)
+  options = parse(arguments)
   plan = prepare(options)
   data = plan.data
   print(

@@ -1,97 +1,43 @@
-"""What all commands share: config files, options, errors without traceback."""
+"""What all commands share: options, help, errors without traceback."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-import importlib.util
-import inspect
 import json
 import pathlib
 import sys
-from typing import Annotated, Any, TypeVar
+import textwrap
+from typing import Annotated, ClassVar, NoReturn, Protocol
 
 import tyro
 
 from deltajax.comparison.plan import Comparison
+from deltajax.comparison.study import Study
 from deltajax.config import ConfigError, RunConfig
 from deltajax.files import write_file
-from deltajax.routing.validation import check_name, unknown_name
-from deltajax.training.load import find_model, StoredModel
+from deltajax.routing.validation import check_name
+from deltajax.routing.variants import VARIANTS
+from deltajax.training.load import find_model
 from deltajax.training.stopping import (
   INTERRUPTED,
   RUN_ERROR,
   RunStopped,
   USAGE_ERROR,
 )
+from train.config_files import load_config, load_typed, overview
+from train.options import about_of, COLUMNS, parse_options, usage_lines
 
-T = TypeVar("T")
 
+class Subcommand(Protocol):
+  """A dataclass of options that knows what to do with them.
 
-def load_config(path: str, base: StoredModel | None = None) -> RunConfig:
-  """Calls `get_config` of a Python file.
-
-  Args:
-    path: of the file.
-    base: a model; `get_config(base)` is a recipe for fine-tuning any, and
-      `get_config()` the config of a run.
-
-  Raises:
-    ConfigError: if there is no such file, or it defines no such function.
+  Attributes:
+    usage: what is given to it.
   """
-  get_config = _get_config(path)
-  takes_base = bool(inspect.signature(get_config).parameters)
-  if takes_base and base is None:
-    raise ConfigError(
-      f"get_config() of {path} takes a model to start with: it is for python -m"
-      " train.finetune."
-    )
-  if base is not None and not takes_base:
-    raise ConfigError(
-      f"get_config() of {path} takes no model to start with; fine-tuning needs"
-      " one like that of configs/finetune_smollm2.py."
-    )
-  config = get_config(base) if takes_base else get_config()
-  return _checked(path, config, RunConfig)
 
+  usage: ClassVar[str]
 
-def load_typed(path: str, kind: type[T]) -> T:
-  """Calls `get_config` of a Python file that returns this type.
-
-  Raises:
-    ConfigError: if there is no such file, or it returns anything else.
-  """
-  get_config = _get_config(path)
-  if inspect.signature(get_config).parameters:
-    raise ConfigError(
-      f"get_config() of {path} takes a model to start with, and returns no"
-      f" {kind.__name__}."
-    )
-  return _checked(path, get_config(), kind)
-
-
-def _get_config(path: str) -> Callable[..., Any]:
-  file = pathlib.Path(path)
-  if not file.is_file() or file.suffix != ".py":
-    raise ConfigError(
-      unknown_name("config file", path, config_files() or ["none here"])
-    )
-  spec = importlib.util.spec_from_file_location(file.stem, file)
-  assert spec is not None
-  assert spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  if not hasattr(module, "get_config"):
-    raise ConfigError(f"{path} defines no get_config().")
-  get_config: Callable[..., Any] = module.get_config
-  return get_config
-
-
-def _checked(path: str, config: Any, kind: type[T]) -> T:
-  if not isinstance(config, kind):
-    raise ConfigError(
-      f"get_config() of {path} returns {type(config).__name__}, not"
-      f" {kind.__name__}."
-    )
-  return config
+  def run(self) -> None:
+    """Does it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +76,22 @@ class CompareRun:
 
 
 @dataclasses.dataclass(frozen=True)
+class StudyRun:
+  """Where a study runs.
+
+  Attributes:
+    out: directory of the study; the same command goes on with it.
+    seeds: of the comparison, in place of the study's own: fewer, to report on
+      those that are done.
+    document: a file that the tables are written into.
+  """
+
+  out: pathlib.Path
+  seeds: tuple[int, ...] = ()
+  document: pathlib.Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class AheadRun:
   """A config and what to compile it for.
 
@@ -146,21 +108,27 @@ class AheadRun:
   name: tyro.conf.Suppress[str] = ""
 
 
-def parse_run(command: str, arguments: Sequence[str]) -> Run:
+def parse_run(command: str, arguments: Sequence[str], about: str | None) -> Run:
   """Parses `CONFIG --workdir DIR [--field value ...]`.
 
   Args:
     command: how the command is started, for its help.
     arguments: of the command line.
+    about: the docstring that heads the help.
   """
-  return _parse(
-    f"{command} CONFIG --workdir DIR [--training.steps N ...]",
-    arguments,
-    lambda config, name: Run(config, pathlib.Path("runs") / name),
+  usage = f"{command} CONFIG  [--workdir DIR] [--training.steps N ...]"
+  path, rest = _config_first(usage, "RunConfig", arguments, about)
+  default = Run(load_config(path), _in_runs(path))
+  return parse_options(
+    *(Run, usage.replace("CONFIG", path), rest),
+    about=_listing(about, "Variants (--model.routing.variant)", VARIANTS),
+    default=default,
   )
 
 
-def parse_finetune(command: str, arguments: Sequence[str]) -> Run:
+def parse_finetune(
+  command: str, arguments: Sequence[str], about: str | None
+) -> Run:
   """Parses `CONFIG --init-from MODEL --workdir DIR [--field value ...]`.
 
   The defaults of all other options are made for the model.
@@ -168,9 +136,12 @@ def parse_finetune(command: str, arguments: Sequence[str]) -> Run:
   Args:
     command: how the command is started, for its help.
     arguments: of the command line.
+    about: the docstring that heads the help.
   """
-  usage = f"{command} CONFIG --init-from RUN_OR_DIR --workdir DIR [--field N]"
-  path, rest = _config_first(usage, arguments)
+  usage = (
+    f"{command} CONFIG  --init-from RUN_OR_DIR [--workdir DIR] [--field N ...]"
+  )
+  path, rest = _config_first(usage, "RunConfig of a model", arguments, about)
   init_from = _value_of("--init-from", rest)
   if init_from is None:
     raise ConfigError(
@@ -179,102 +150,154 @@ def parse_finetune(command: str, arguments: Sequence[str]) -> Run:
     )
   config = load_config(path, find_model(pathlib.Path(init_from)))
   config = dataclasses.replace(config, init_from=init_from)
-  default = Run(config, pathlib.Path("runs") / pathlib.Path(path).stem)
-  return _parse_over(default, f"{command} {path}", rest)
+  return parse_options(
+    *(Run, usage.replace("CONFIG", path), rest),
+    about=about_of(about),
+    default=Run(config, _in_runs(path)),
+  )
 
 
 def parse_compare(
-  command: str, arguments: Sequence[str]
+  command: str, arguments: Sequence[str], about: str | None
 ) -> tuple[Comparison, CompareRun]:
   """Parses `CONFIG --out DIR [--arms A B] [--seeds 0 1] [--field value ...]`.
 
   Args:
     command: how the command is started, for its help.
     arguments: of the command line.
+    about: the docstring that heads the help.
 
   Returns:
     The comparison, with what was asked of it, and the options.
   """
-  usage = f"{command} CONFIG --out DIR [--seeds 0 1] [--training.steps N ...]"
-  path, rest = _config_first(usage, arguments)
-  comparison = load_typed(path, Comparison)
-  default = CompareRun(
-    comparison.base, pathlib.Path("runs") / pathlib.Path(path).stem
+  usage = (
+    f"{command} CONFIG  [--out DIR] [--seeds 0 1] [--training.steps N ...]"
   )
-  options = _parse_over(default, f"{command} {path}", rest)
+  path, rest = _config_first(usage, "Comparison", arguments, about)
+  comparison = load_typed(path, Comparison)
+  options = parse_options(
+    *(CompareRun, usage.replace("CONFIG", path), rest),
+    about=_listing(about, "Arms (--arms)", comparison.arms),
+    default=CompareRun(comparison.base, _in_runs(path)),
+  )
   comparison = dataclasses.replace(comparison, base=options.config)
   return comparison.narrowed(options.arms, options.seeds), options
 
 
-def parse_ahead(command: str, arguments: Sequence[str]) -> AheadRun:
+def parse_study(
+  command: str, arguments: Sequence[str], about: str | None
+) -> tuple[Study, StudyRun]:
+  """Parses `CONFIG --out DIR [--seeds 0 1] [--document FILE]`.
+
+  Args:
+    command: how the command is started, for its help.
+    arguments: of the command line.
+    about: the docstring that heads the help.
+
+  Returns:
+    The study, with what was asked of it, and the options.
+  """
+  usage = f"{command} CONFIG  [--out DIR] [--seeds 0 1] [--document FILE]"
+  path, rest = _config_first(usage, "Study", arguments, about)
+  study = load_typed(path, Study)
+  options = parse_options(
+    *(StudyRun, usage.replace("CONFIG", path), rest),
+    about=about_of(about),
+    default=StudyRun(_in_runs(path)),
+  )
+  comparison = study.comparison.narrowed((), options.seeds)
+  return dataclasses.replace(study, comparison=comparison), options
+
+
+def parse_ahead(
+  command: str, arguments: Sequence[str], about: str | None
+) -> AheadRun:
   """Parses `CONFIG --topology NAME [--json FILE] [--field value ...]`.
 
   Args:
     command: how the command is started, for its help.
     arguments: of the command line.
+    about: the docstring that heads the help.
   """
-  return _parse(
-    f"{command} CONFIG --topology v5p:4x4x4 [--json FILE] [--field N ...]",
-    arguments,
-    lambda config, name: AheadRun(config, tyro.MISSING, name=name),
+  usage = (
+    f"{command} CONFIG  --topology v5p:4x4x4 [--json FILE] [--field N ...]"
+  )
+  path, rest = _config_first(usage, "RunConfig", arguments, about)
+  name = pathlib.Path(path).stem
+  return parse_options(
+    *(AheadRun, usage.replace("CONFIG", path), rest),
+    about=about_of(about),
+    default=AheadRun(load_config(path), tyro.MISSING, name=name),
   )
 
 
 def parse_subcommand(
-  command: str, subcommands: Mapping[str, type], arguments: Sequence[str]
-) -> Any:
+  command: str,
+  subcommands: Mapping[str, type[Subcommand]],
+  arguments: Sequence[str],
+  about: str | None,
+) -> Subcommand:
   """Parses `SUBCOMMAND ... [--field value ...]`; returns an instance.
 
   Args:
     command: how the command is started, for its help.
     subcommands: name -> dataclass whose docstring says what it does.
     arguments: of the command line.
+    about: the docstring that heads the help.
   """
   if not arguments or arguments[0].startswith("-"):
-    print(f"usage: {command} {{{','.join(subcommands)}}} ...")
-    for name, kind in subcommands.items():
-      print(f"  {name:<9}{(kind.__doc__ or '').splitlines()[0]}")
-    asked = arguments[:1] in (["--help"], ["-h"])
-    raise SystemExit(0 if asked else USAGE_ERROR)
+    lines = [
+      f"  {name:<9}{about_of(kind.__doc__).splitlines()[0]}"
+      for name, kind in subcommands.items()
+    ]
+    lines.append(f"\n`{command} {next(iter(subcommands))} --help` and so on")
+    usage = f"{command}  {{{','.join(subcommands)}}} ..."
+    _print_usage(usage, about, lines, arguments)
   name, *rest = arguments
   check_name("subcommand", name, subcommands)
-  _check_named_once(rest)
-  return tyro.cli(subcommands[name], prog=f"{command} {name}", args=rest)
+  kind = subcommands[name]
+  return parse_options(
+    *(kind, f"{command} {name}  {kind.usage}", rest),
+    about=about_of(kind.__doc__),
+  )
 
 
-def _parse(
-  usage: str,
-  arguments: Sequence[str],
-  make_default: Callable[[RunConfig, str], T],
-) -> T:
-  """Loads the config that comes first, and parses options over it."""
-  path, rest = _config_first(usage, arguments)
-  default = make_default(load_config(path), pathlib.Path(path).stem)
-  return _parse_over(default, f"{_command(usage)} {path}", rest)
+def _listing(about: str | None, what: str, names: Iterable[str]) -> str:
+  """A docstring, and a paragraph with the names that an option takes."""
+  names = textwrap.fill(f"{what}: {', '.join(names)}.", COLUMNS)
+  return f"{about_of(about)}\n\n{names}"
 
 
-def _parse_over(default: T, command: str, arguments: Sequence[str]) -> T:
-  return tyro.cli(type(default), prog=command, default=default, args=arguments)
-
-
-def _command(usage: str) -> str:
-  return usage.split(" CONFIG ")[0]
+def _in_runs(path: str) -> pathlib.Path:
+  return pathlib.Path("runs") / pathlib.Path(path).stem
 
 
 def _config_first(
-  usage: str, arguments: Sequence[str]
+  usage: str, kind: str, arguments: Sequence[str], about: str | None
 ) -> tuple[str, Sequence[str]]:
   """The path of a config, which comes first, and the options after it."""
-  command = _command(usage)
+  command, _ = usage.split("  ")
   if not arguments or arguments[0].startswith("-"):
-    print(f"usage: {usage}")
-    print(f"`{command} CONFIG --help` lists every option of a config file:")
-    print("  " + "\n  ".join(config_files()))
-    asked = arguments[:1] in (["--help"], ["-h"])
-    raise SystemExit(0 if asked else USAGE_ERROR)
+    lines = [
+      f"`{command} --help` lists all options of a config:\n",
+      *overview(kind),
+    ]
+    _print_usage(usage, about, lines, arguments)
   path, *rest = arguments
-  _check_named_once(rest)
   return path, rest
+
+
+def _print_usage(
+  usage: str,
+  about: str | None,
+  lines: Sequence[str],
+  arguments: Sequence[str],
+) -> NoReturn:
+  """Prints how a command is started; ends with 0 if that was asked for."""
+  asked = arguments[:1] in (["--help"], ["-h"])
+  text = "\n".join([usage_lines(usage), "", about_of(about), "", *lines])
+  print(text, file=sys.stdout if asked else sys.stderr)
+  raise SystemExit(0 if asked else USAGE_ERROR)
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
@@ -286,16 +309,12 @@ def _value_of(option: str, arguments: Sequence[str]) -> str | None:
   return None
 
 
-def _check_named_once(arguments: Sequence[str]) -> None:
-  """Raises ConfigError if an option is given twice: one would be ignored."""
-  seen: set[str] = set()
-  for argument in arguments:
-    if not argument.startswith("--"):
-      continue
-    name = argument.split("=")[0].replace("_", "-")
-    if name in seen:
-      raise ConfigError(f"{name} is given twice; give it once.")
-    seen.add(name)
+def check_counts(**counts: int | None) -> None:
+  """Raises ConfigError for an option that counts something and is below 1."""
+  for name, value in counts.items():
+    if value is not None and value < 1:
+      option = "--" + name.replace("_", "-")
+      raise ConfigError(f"{option} is {value}; it must be at least 1.")
 
 
 def check_json_file(file: pathlib.Path | None, option: str = "--json") -> None:
@@ -310,15 +329,10 @@ def check_json_file(file: pathlib.Path | None, option: str = "--json") -> None:
     raise ConfigError(f"{option} {file} is a directory; name a file.")
 
 
-def write_json_file(file: pathlib.Path | None, value: Any) -> None:
+def write_json_file(file: pathlib.Path | None, value: object) -> None:
   """Writes a JSON file, if one is asked for, at once or not at all."""
   if file is not None:
     write_file(file, json.dumps(value, indent=2) + "\n")
-
-
-def config_files() -> list[str]:
-  """The config files of the repository."""
-  return sorted(str(path) for path in pathlib.Path("configs").glob("*.py"))
 
 
 def main(command: Callable[[list[str]], None]) -> None:

@@ -18,14 +18,19 @@ from deltajax.comparison.finished import finished_runs
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import ComparisonResult
 from deltajax.training.run_data import load_data
-from train.cli import main, parse_compare
+from train.cli import CompareRun, main, parse_compare
 
 RUN = (sys.executable, "-m", "train.compare_run")
 
 
+def parse(arguments: list[str]) -> tuple[Comparison, CompareRun]:
+  """Parses the command line."""
+  return parse_compare("python -m train.compare", arguments, __doc__)
+
+
 def command(arguments: list[str]) -> None:
   """Trains what is not trained, then reports."""
-  comparison, options = parse_compare("python -m train.compare", arguments)
+  comparison, options = parse(arguments)
   train_and_report(
     comparison,
     options.out,

@@ -1,7 +1,10 @@
 """Compiles a config's training step for a machine that need not be there.
 
     python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4
+    python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
+        --training.batch-size 512 --json step.json
 
+For TPUs it needs `pip install 'deltajax[tpu]'`, and no TPU (docs/clusters.md).
 Exit code 0: it fits. 1: it does not, with the compiler's figures. 2: an option
 cannot be used.
 """
@@ -16,6 +19,7 @@ from deltajax.training.ahead import (
 )
 from deltajax.training.targets import get_target
 from train.cli import (
+  AheadRun,
   check_json_file,
   main,
   parse_ahead,
@@ -24,9 +28,14 @@ from train.cli import (
 )
 
 
+def parse(arguments: list[str]) -> AheadRun:
+  """Parses the command line."""
+  return parse_ahead("python -m train.compile_ahead", arguments, __doc__)
+
+
 def command(arguments: list[str]) -> None:
   """Compiles, then prints what the step needs."""
-  run = parse_ahead("python -m train.compile_ahead", arguments)
+  run = parse(arguments)
   check_json_file(run.json)
   target = get_target(run.topology)
   try:

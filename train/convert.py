@@ -14,8 +14,7 @@ model directory for other programs. Both run on the CPU.
 import dataclasses
 import pathlib
 import sys
-import types
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import tyro
@@ -35,7 +34,7 @@ from deltajax.checkpoints.tensor_files import TensorFiles
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
 from deltajax.training.load import find_model, ModelDirectory
 from deltajax.training.stopping import RUN_ERROR
-from train.cli import main, parse_subcommand
+from train.cli import main, parse_subcommand, Subcommand
 
 STANDARD = RoutingConfig(variant="standard")
 
@@ -51,12 +50,20 @@ Out = tyro.conf.Positional[
 class Import:
   """Writes a model of transformers as one of deltajax.
 
+      python -m train.convert import DIR OUT --routing.variant delta_block \\
+          --routing.gate scalar
+
+  An additive variant with `--routing.gate scalar` starts as the very model that
+  was read, bit for bit; that is checked before anything is written.
+
   Attributes:
     directory: config.json, safetensors, and a tokenizer's files.
     out: the directory that is written.
     routing: what a standard model is given; `standard` leaves it as it is.
     param_dtype: float32 or bfloat16; None for that of the files.
   """
+
+  usage: ClassVar[str] = "DIR OUT [--routing.variant NAME ...]"
 
   directory: tyro.conf.Positional[
     Annotated[pathlib.Path, tyro.conf.arg(metavar="DIR")]
@@ -97,6 +104,8 @@ class Export:
     dtype: of the tensors; None for that of the parameters.
   """
 
+  usage: ClassVar[str] = "RUN_OR_DIR OUT [--layout NAME] [--dtype NAME]"
+
   source: Source
   out: Out
   layout: str = "huggingface"
@@ -129,6 +138,8 @@ class Inspect:
   Attributes:
     source: a run, one of its checkpoints, or a model directory.
   """
+
+  usage: ClassVar[str] = "RUN_OR_DIR"
 
   source: Source
 
@@ -195,15 +206,23 @@ def _print_probes(model: Pretrained) -> None:
     raise SystemExit(RUN_ERROR)
 
 
-SUBCOMMANDS = types.MappingProxyType(
-  {"import": Import, "export": Export, "inspect": Inspect}
-)
+SUBCOMMANDS: dict[str, type[Subcommand]] = {
+  "import": Import,
+  "export": Export,
+  "inspect": Inspect,
+}
+
+
+def parse(arguments: list[str]) -> Subcommand:
+  """Parses the command line."""
+  command = "python -m train.convert"
+  return parse_subcommand(command, SUBCOMMANDS, arguments, __doc__)
 
 
 def command(arguments: list[str]) -> None:
   """Runs one of the subcommands."""
   jax.config.update("jax_platforms", "cpu")
-  parse_subcommand("python -m train.convert", SUBCOMMANDS, arguments).run()
+  parse(arguments).run()
 
 
 if __name__ == "__main__":

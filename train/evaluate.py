@@ -38,7 +38,52 @@ from deltajax.training.subjects import (
   MeshSizes,
   Subject,
 )
-from train.cli import check_json_file, main, write_json_file
+from train.cli import check_counts, check_json_file, main, write_json_file
+from train.options import about_of, parse_options
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+  """Text that a model is evaluated on, and how it is covered.
+
+  Attributes:
+    data: data sets, each on its own: names, TFDS directories, prepared ones, or
+      files of text; none: what the run reads.
+    split: of the data sets; None: `validation`, and `all` of files of text.
+    data_dir: where data sets are kept; None: the run's own.
+    rows: packed rows that are read, or `all`; None: those that the run
+      validates on, and all of other data.
+    stride: covers documents by windows, in each of which this many tokens
+      count; None, with `--context`: all of them.
+    max_tokens: whole documents, in order, are scored up to this many tokens;
+      with windows.
+  """
+
+  data: tuple[str, ...] = ()
+  split: str | None = None
+  data_dir: str | None = None
+  rows: int | Literal["all"] | None = None
+  stride: int | None = None
+  max_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+  """Tasks of lm-eval, in place of texts.
+
+  Attributes:
+    tasks: names of tasks and groups, or `delta_paper`.
+    include_path: directories with YAML files of more tasks.
+    limit: documents of each task at most.
+    num_fewshot: examples in front of each document; None: as a task says.
+    max_new_tokens: bounds what tasks let a model generate.
+  """
+
+  tasks: tuple[str, ...] = ()
+  include_path: tuple[pathlib.Path, ...] = ()
+  limit: int | None = None
+  num_fewshot: int | None = None
+  max_new_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,88 +92,67 @@ class Options:
 
   Attributes:
     source: a run, one of its checkpoints, or a model directory.
-    data: data sets, each on its own: names, TFDS directories, prepared ones, or
-      files of text; none: what the run reads.
-    split: of the data sets; None: `validation`, and `all` of files of text.
-    data_dir: where data sets are kept; None: the run's own.
+    out: a JSON file that is written, too.
+    context: tokens that a model sees at once: documents are covered by windows
+      of this many; None: as many as the model was trained to see.
     tokenizer: `bytes`, or the path of a tokenizer.json; None: the model's own.
-    rows: packed rows that are read, or `all`; None: those that the run
-      validates on, and all of other data.
-    context: covers documents by windows of this many tokens; None, with
-      `stride`: as many as the model was trained to see.
-    stride: tokens that count in each window; None, with `context`: all.
-    max_tokens: whole documents, in order, are scored up to this many tokens;
-      with windows.
-    tasks: names of tasks and groups of lm-eval, or `delta_paper`.
-    include_path: directories with YAML files of more tasks.
-    limit: documents of each task at most.
-    num_fewshot: examples in front of each document; None: as a task says.
-    max_new_tokens: bounds what tasks let a model generate.
     batch_size: rows at once; None: as the run has on its devices.
     dtype: of activations and matrix products; None: the run's; that of a model
       directory is float32 on a CPU, and elsewhere the model's.
+    texts: to be evaluated on.
+    tasks: of lm-eval, in place of texts (pip install 'deltajax[eval]').
     mesh: of devices.
-    out: a JSON file that is written, too.
   """
 
   source: tyro.conf.Positional[
     Annotated[pathlib.Path, tyro.conf.arg(metavar="RUN_OR_DIR")]
   ]
-  data: tuple[str, ...] = ()
-  split: str | None = None
-  data_dir: str | None = None
-  tokenizer: str | None = None
-  rows: int | Literal["all"] | None = None
+  out: pathlib.Path | None = None
   context: int | None = None
-  stride: int | None = None
-  max_tokens: int | None = None
-  tasks: tuple[str, ...] = ()
-  include_path: tuple[pathlib.Path, ...] = ()
-  limit: int | None = None
-  num_fewshot: int | None = None
-  max_new_tokens: int | None = None
+  tokenizer: str | None = None
   batch_size: int | None = None
   dtype: str | None = None
+  texts: tyro.conf.OmitArgPrefixes[TextOptions] = TextOptions()
+  tasks: tyro.conf.OmitArgPrefixes[TaskOptions] = TaskOptions()
   mesh: MeshSizes = dataclasses.field(default_factory=MeshSizes)
-  out: pathlib.Path | None = None
 
   @property
   def windows(self) -> bool:
     """Whether documents are covered by windows."""
-    return self.context is not None or self.stride is not None
+    return self.context is not None or self.texts.stride is not None
 
   def check(self) -> None:
     """Raises ConfigError for options that do not go together."""
-    of_tasks = ("include_path", "limit", "num_fewshot", "max_new_tokens")
-    of_texts = ("data", "split", "data_dir", "rows", "stride", "max_tokens")
-    wrong = of_texts if self.tasks else of_tasks
-    for name in wrong:
-      if getattr(self, name) not in (None, ()):
-        option = "--" + name.replace("_", "-")
+    texts, tasks = self.texts, self.tasks
+    for field in dataclasses.fields(texts if tasks.tasks else tasks):
+      option = "--" + field.name.replace("_", "-")
+      if tasks.tasks and getattr(texts, field.name) != field.default:
         raise ConfigError(
           f"{option} is for texts, and --tasks for tasks; evaluate them one"
           " after the other."
-          if self.tasks
-          else f"{option} is for tasks; give --tasks."
         )
-    if self.rows is not None and self.windows:
+      if not tasks.tasks and getattr(tasks, field.name) != field.default:
+        raise ConfigError(f"{option} is for tasks; give --tasks.")
+    if texts.rows is not None and self.windows:
       raise ConfigError(
         "--rows is for packed rows; --stride and --context cover documents,"
         " whose number --max-tokens bounds."
       )
-    if self.max_tokens is not None and not self.windows:
+    if texts.max_tokens is not None and not self.windows:
       raise ConfigError(
         "--max-tokens is for windows (--stride, --context); give --rows for"
         " packed rows."
       )
-    for name in ("limit", "batch_size", "context", "max_new_tokens"):
-      value = getattr(self, name)
-      if value is not None and value < 1:
-        option = "--" + name.replace("_", "-")
-        raise ConfigError(f"{option} is {value}; it must be at least 1.")
-    if self.num_fewshot is not None and self.num_fewshot < 0:
+    check_counts(
+      rows=None if texts.rows == "all" else texts.rows,
+      context=self.context,
+      batch_size=self.batch_size,
+      limit=tasks.limit,
+      max_new_tokens=tasks.max_new_tokens,
+    )
+    if tasks.num_fewshot is not None and tasks.num_fewshot < 0:
       raise ConfigError(
-        f"--num-fewshot is {self.num_fewshot}; it must be at least 0."
+        f"--num-fewshot is {tasks.num_fewshot}; it must be at least 0."
       )
 
 
@@ -166,13 +190,15 @@ def prepare(options: Options) -> Plan:
   batch_size = options.batch_size or default_batch_size([subject])
   tasks = None
   texts: list[Text] = []
-  if options.tasks:
+  if options.tasks.tasks:
     configs = [_task_config(options, subject)]
-    tasks = load_tasks(options.tasks, options.include_path)
-    tasks.bound_generation(options.max_new_tokens, configs[0].sequence_length)
+    tasks = load_tasks(options.tasks.tasks, options.tasks.include_path)
+    length = configs[0].sequence_length
+    tasks.bound_generation(options.tasks.max_new_tokens, length)
   else:
     texts = [
-      _open_text(options, subject, name) for name in options.data or (None,)
+      _open_text(options, subject, name)
+      for name in options.texts.data or (None,)
     ]
     configs = [
       dataclasses.replace(text.config, sequence_length=text.length)
@@ -214,24 +240,25 @@ def _open_text(options: Options, subject: Subject, name: str | None) -> Text:
     [subject],
     {
       "dataset": name,
-      "data_dir": options.data_dir,
+      "data_dir": options.texts.data_dir,
       "tokenizer": options.tokenizer,
       "sequence_length": length,
     },
   )
+  texts = options.texts
   coverage: Rows | Strides
   if options.windows:
     context = options.context or subject.stored.context
     context = context or config.sequence_length
-    stride = context if options.stride is None else options.stride
-    coverage = Strides(context, stride, options.max_tokens)
+    stride = context if texts.stride is None else texts.stride
+    coverage = Strides(context, stride, texts.max_tokens)
   else:
-    rows = None if options.rows == "all" else options.rows
-    validates = name is None and options.split in (None, "validation")
-    if options.rows is None and validates and subject.run is not None:
+    rows = None if texts.rows == "all" else texts.rows
+    validates = name is None and texts.split in (None, "validation")
+    if texts.rows is None and validates and subject.run is not None:
       rows = subject.run.training.eval_sequences
     coverage = Rows(rows)
-  split = options.split
+  split = texts.split
   if name is None and split is None:
     split = "validation"
   return open_text(config, split, coverage)
@@ -251,9 +278,18 @@ def _task_config(options: Options, subject: Subject) -> DataConfig:
   return config
 
 
+def parse(arguments: list[str]) -> Options:
+  """Parses the command line."""
+  usage = (
+    "python -m train.evaluate  RUN_OR_DIR [--data PATH ... | --tasks NAME ...]"
+    " [--out FILE]"
+  )
+  return parse_options(Options, usage, arguments, about=about_of(__doc__))
+
+
 def command(arguments: list[str]) -> None:
   """Evaluates, prints what was found, and writes it down."""
-  options = tyro.cli(Options, prog="python -m train.evaluate", args=arguments)
+  options = parse(arguments)
   plan = prepare(options)
   for note in plan.notes:
     print(f"note      {note}")
@@ -308,7 +344,10 @@ def score_tasks(options: Options, plan: Plan, params: Any) -> dict[str, Any]:
     sharding=trainer.sharding,
   )
   return run_tasks(
-    lm, plan.tasks, limit=options.limit, num_fewshot=options.num_fewshot
+    lm,
+    plan.tasks,
+    limit=options.tasks.limit,
+    num_fewshot=options.tasks.num_fewshot,
   )
 
 

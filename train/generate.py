@@ -27,6 +27,7 @@ from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
 from deltajax.training.load import find_model
 from train.cli import main
+from train.options import about_of, parse_options
 
 Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 SEPARATOR = "\n---"
@@ -78,8 +79,9 @@ class Options:
       try:
         found.append(self.prompt_file.read_text(encoding="utf-8"))
       except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-          f"--prompt-file {self.prompt_file}: {error}."
+          f"--prompt-file {self.prompt_file} cannot be read: {reason}."
         ) from None
     if not found:
       raise ConfigError("there is no prompt; give --prompt or --prompt-file.")
@@ -119,9 +121,21 @@ def encode_prompts(
   return rows
 
 
+def parse(arguments: list[str]) -> Options:
+  """Parses the command line."""
+  usage = (
+    "python -m train.generate  RUN_OR_DIR --prompt TEXT [--temperature T ...]"
+  )
+  return parse_options(
+    *(Options, usage, arguments),
+    about=about_of(__doc__),
+    repeatable=("--prompt", "--stop"),
+  )
+
+
 def command(arguments: list[str]) -> None:
   """Prints prompts and how they go on."""
-  options = tyro.cli(Options, prog="python -m train.generate", args=arguments)
+  options = parse(arguments)
   prompts = options.prompts()
   sampling = Sampling(
     temperature=options.temperature, top_k=options.top_k, top_p=options.top_p

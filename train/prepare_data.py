@@ -12,7 +12,7 @@ where one was killed. A run then takes `--data.dataset OUT`.
 import dataclasses
 import json
 import pathlib
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import tyro
@@ -22,7 +22,7 @@ from deltajax.data.packed_dataset import open_packed
 from deltajax.data.packing import PackedSequences
 from deltajax.data.prepare import Corpus, prepare, TOKENIZER_DIRECTORY
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
-from train.cli import main, parse_subcommand
+from train.cli import main, parse_subcommand, Subcommand
 
 Out = tyro.conf.Positional[
   Annotated[pathlib.Path, tyro.conf.arg(metavar="OUT")]
@@ -33,11 +33,18 @@ Out = tyro.conf.Positional[
 class Build:
   """Writes a packed data set; the same command resumes it.
 
+      python -m train.prepare_data build OUT --sources PATH... \\
+          --tokenizer bytes --sequence-length 1024
+
   Attributes:
     out: the directory that is written; what is not finished is in OUT.partial.
     corpus: what is read, and how.
     workers: processes; by default as many as there are cores.
   """
+
+  usage: ClassVar[str] = (
+    "OUT --sources PATH ... --tokenizer NAME --sequence-length T [...]"
+  )
 
   out: Out
   corpus: tyro.conf.OmitArgPrefixes[Corpus]
@@ -73,6 +80,8 @@ class Inspect:
     rows: how many of each split.
     characters: of each document in them.
   """
+
+  usage: ClassVar[str] = "DIR [--rows N] [--characters N]"
 
   directory: tyro.conf.Positional[
     Annotated[pathlib.Path, tyro.conf.arg(metavar="DIR")]
@@ -149,12 +158,18 @@ def summary_lines(manifest: Manifest) -> list[str]:
   return lines
 
 
-SUBCOMMANDS = {"build": Build, "inspect": Inspect}
+SUBCOMMANDS: dict[str, type[Subcommand]] = {"build": Build, "inspect": Inspect}
+
+
+def parse(arguments: list[str]) -> Subcommand:
+  """Parses the command line."""
+  command = "python -m train.prepare_data"
+  return parse_subcommand(command, SUBCOMMANDS, arguments, __doc__)
 
 
 def command(arguments: list[str]) -> None:
   """Runs a subcommand."""
-  parse_subcommand("python -m train.prepare_data", SUBCOMMANDS, arguments).run()
+  parse(arguments).run()
 
 
 if __name__ == "__main__":

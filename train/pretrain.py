@@ -1,4 +1,13 @@
-"""Pretrains a model, or resumes it: python -m train.pretrain CONFIG ..."""
+"""Pretrains a model, or resumes it.
+
+    python -m train.pretrain configs/quickstart.py --workdir runs/quickstart
+    python -m train.pretrain configs/quickstart.py --workdir runs/longer \\
+        --training.steps 2000 --model.routing.variant attnres_block
+
+The same command goes on where a run ended, was preempted or killed. At the end
+stand validation and test, a sample, and what the model routes
+(docs/running.md).
+"""
 
 from collections.abc import Mapping
 
@@ -9,15 +18,20 @@ from deltajax.analysis.table import routing_table
 from deltajax.models.generation import generate
 from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
-from train.cli import main, parse_run
+from train.cli import main, parse_run, Run
 
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200
 
 
+def parse(arguments: list[str]) -> Run:
+  """Parses the command line."""
+  return parse_run("python -m train.pretrain", arguments, __doc__)
+
+
 def command(arguments: list[str]) -> None:
   """Trains, then shows what came out."""
-  run = parse_run("python -m train.pretrain", arguments)
+  run = parse(arguments)
   train(run.config, run.workdir, on_end=print_report)
 
 

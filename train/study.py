@@ -11,14 +11,11 @@ between the lines `<!-- measured -->` and `<!-- end -->` of a file, and the
 figures are copied beside it.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
 import shutil
 from typing import Any
-
-import tyro
 
 from deltajax.analysis.report import JSON_NAME as ROUTING_JSON
 from deltajax.comparison import report
@@ -32,7 +29,7 @@ from deltajax.comparison.study_tables import (
 )
 from deltajax.files import write_file
 from train import analyze
-from train.cli import load_typed, main
+from train.cli import main, parse_study, StudyRun
 from train.compare import train_and_report
 
 TABLES = "study.md"
@@ -43,31 +40,14 @@ CAPTIONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Tunes, compares and looks inside.
-
-  Attributes:
-    config: a Python file whose get_config() returns a Study.
-    out: directory of the study; the same command goes on with it.
-    seeds: of the comparison, in place of the study's own: fewer, to report on
-      those that are done.
-    document: a file that the tables are written into.
-  """
-
-  config: tyro.conf.Positional[str]
-  out: pathlib.Path
-  seeds: tuple[int, ...] = ()
-  document: pathlib.Path | None = None
+def parse(arguments: list[str]) -> tuple[Study, StudyRun]:
+  """Parses the command line."""
+  return parse_study("python -m train.study", arguments, __doc__)
 
 
 def command(arguments: list[str]) -> None:
   """Does what is not done yet, and writes the tables."""
-  options = tyro.cli(Options, prog="python -m train.study", args=arguments)
-  study = load_typed(options.config, Study)
-  study = dataclasses.replace(
-    study, comparison=study.comparison.narrowed((), options.seeds)
-  )
+  study, options = parse(arguments)
   if options.document is not None:
     check_document(options.document)
   out = options.out

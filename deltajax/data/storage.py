@@ -110,6 +110,11 @@ def open_dataset(
     ConfigError: it is not one.
   """
   directory = Path(directory).expanduser()
+  if not directory.exists():
+    raise ConfigError(
+      f"there is no {str(directory)!r}; name a TFDS directory, one that"
+      " train.prepare_data made, or files of text."
+    )
   if not is_dataset(directory):
     raise ConfigError(
       f"{str(directory)!r} is not a TFDS directory: it has no "

@@ -452,7 +452,7 @@ def test_load_split_errors(small, tmp_path):
     ConfigError, match=r"tokens, fewer than one row .* 100001"
   ):
     load(str(path), "train", tmp_path, sequence_length=100_000)
-  with pytest.raises(ConfigError, match="is not a TFDS directory"):
+  with pytest.raises(ConfigError, match=r"there is no .*nothing"):
     load(str(tmp_path / "nothing"), "train", tmp_path)
 
 

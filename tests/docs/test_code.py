@@ -8,9 +8,7 @@ import tomllib
 import typing
 from unittest import mock
 
-import jax
 import pytest
-import tyro
 
 import deltajax
 from deltajax.config import RunConfig
@@ -35,16 +33,6 @@ def model(tmp_path_factory):
   config = tiny_config("standard", dtype="float32", param_dtype="float32")
   deltajax.save_pretrained(directory, config, random_params(config))
   return directory
-
-
-@pytest.fixture
-def quick_compiles():
-  """Slower programs that are compiled several times faster."""
-  name = "jax_disable_most_optimizations"
-  before = jax.config.read(name)
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, before)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]])
@@ -96,21 +84,10 @@ def commands(page):
 
 
 def parse(module, arguments):
-  command = importlib.import_module(module)
-  if module == "train.pretrain":
-    cli.parse_run(module, arguments)
-  elif module == "train.finetune":
+  if module == "train.finetune":
     place = arguments.index("--init-from") + 1
     arguments[place] = str(MODEL)
-    cli.parse_finetune(module, arguments)
-  elif module == "train.compare":
-    cli.parse_compare(module, arguments)
-  elif module == "train.compile_ahead":
-    cli.parse_ahead(module, arguments)
-  elif hasattr(command, "SUBCOMMANDS"):
-    cli.parse_subcommand(module, command.SUBCOMMANDS, arguments)
-  else:
-    tyro.cli(command.Options, args=arguments)
+  importlib.import_module(module).parse(arguments)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
@@ -194,18 +171,22 @@ def test_options_in_lines_of_text_exist():
     dataclasses.is_dataclass, typing.get_type_hints(Corpus).values()
   )
   kinds = [RunConfig, Corpus, *parts_of_corpus]
-  kinds += [cli.CompareRun, cli.AheadRun, cli.Run]
   for path in ROOT.glob("train/*.py"):
     module = importlib.import_module(f"train.{path.stem}")
-    kinds += [module.Options] if hasattr(module, "Options") else []
-    kinds += getattr(module, "SUBCOMMANDS", {}).values()
+    kinds += [
+      x
+      for x in vars(module).values()
+      if dataclasses.is_dataclass(x) and x.__module__ == module.__name__
+    ]
   options = {option for kind in kinds for option in config_options(kind)}
-  options |= {option.replace("--", "--no-") for option in options}
+  options |= {re.sub(r"^(--(?:.*\.)?)", r"\1no-", option) for option in options}
   scripts = "".join(
     path.read_text() for path in ROOT.glob("benchmarks/*.[ps][yh]")
   )
   for page, path in PAGES.items():
     for block in re.findall(r"`(--[^`\n]+)`", path.read_text()):
+      # `--no-gradients`, not a value.
+      assert not re.search(r" (?:True|False)\b", block), f"{page}: {block}"
       for option in re.findall(r"(?:^| )(--[a-z][\w.-]*)", block):
         field = option.removeprefix("--").replace("-", "_")
         in_script = option in scripts or f"  {field}: " in scripts

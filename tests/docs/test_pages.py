@@ -62,6 +62,20 @@ def test_every_page_is_in_the_navigation_once():
   assert sorted(named) == sorted(pages + made)
 
 
+def test_every_command_has_a_tutorial():
+  modules = {
+    path.stem
+    for path in (ROOT / "train").glob("*.py")
+    if '\nif __name__ == "__main__":' in path.read_text()
+  }
+  tutorials = {path.stem for path in (ROOT / "docs/tutorials").glob("*.md")}
+  # train.compare alone starts it.
+  assert tutorials - {"index"} == modules - {"compare_run"}
+  table = PAGES["docs/tutorials/index.md"].read_text()
+  for name in tutorials - {"index"}:
+    assert f"[`train.{name}`]({name}.md)" in table
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
 def test_tables_list_every_variant_and_no_other(page):
   lines = PAGES[page].read_text().splitlines()

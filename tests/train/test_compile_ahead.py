@@ -109,26 +109,3 @@ def test_cpu_devices_and_json(tmp_path):
   assert report["model_flops"] > 0
   # Data parallel: gradients are added up, parameters are not gathered.
   assert [c["kind"] for c in report["collectives"]] == ["all-reduce"]
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    (("--topology", "v5p:4x4"), "v5p has 3 axes, as in v5p:4x4x4"),
-    ((), "--topology"),
-    (
-      ("--topology", "cpu:8", "--training.batch-size", "12"),
-      "batch_size / accumulation 12 is not divisible by data x fsdp 8",
-    ),
-    (("--topology", "cpu:8", "--mesh.data", "3"), "needs 3 devices; there are"),
-    (
-      ("--topology", "cpu:8", "--json", "no/such/dir/report.json"),
-      "there is no directory",
-    ),
-  ],
-)
-def test_user_errors_are_one_message(options, message):
-  done = run("configs/quickstart.py", *options)
-  assert done.returncode == 2
-  assert message in re.sub(r"[│\s]+", " ", done.stderr + done.stdout)
-  assert "Traceback" not in done.stderr

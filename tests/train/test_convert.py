@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import shutil
-import sys
 
 import jax
 import numpy as np
@@ -21,7 +20,6 @@ from deltajax.training.run_directory import RunDirectory
 from deltajax.training.step import Trainer
 from tests.helpers import assert_trees_equal, run_module, tiny_config
 from train import convert
-from train.cli import main
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT / "tests" / "testdata" / "huggingface"
@@ -151,54 +149,6 @@ def test_inspect_loads_no_weights(run_directory, monkeypatch, capsys):
   printed = capsys.readouterr().out
   assert "after 6 updates, stored as float32" in printed
   assert re.search(r"embedding +\[41, 16\]", printed)
-
-
-ATTNRES = ("--routing.variant", "attnres_block", "--routing.gate", "scalar")
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (
-      ("import", "QWEN3", "OUT", *ATTNRES),
-      "routing.gate='scalar' needs an additive variant",
-    ),
-    (("import", "QWEN3", "QWEN3"), "is what is read; name another directory"),
-    (("import", "no/such/place", "OUT"), "there is no directory no/such/place"),
-    (
-      ("import", "QWEN3", "OUT", "--routing.variant", "delta_blok"),
-      "did you mean 'delta_block'",
-    ),
-    (
-      ("import", "QWEN3", "OUT", "--routing.variant", "delta_block"),
-      "num_blocks is 4, more than the 3 layers",
-    ),
-    (("import", "QWEN3", "OUT", "--param-dtype", "int8"), "unknown dtype"),
-    (
-      ("export", "train", "OUT"),
-      "neither a model directory, whose config.json",
-    ),
-    (("export", "QWEN3", "OUT", "--layout", "hf"), "unknown layout 'hf'"),
-    (("export", "QWEN3", "OUT", "--dtype", "int8"), "unknown dtype 'int8'"),
-    (("export", "QWEN3", "train"), "which is no part of a model and would be"),
-    (("export", "QWEN3", "OUT", "--dtype=int8", "--dtype=f"), "given twice"),
-    (("imprt", "QWEN3", "OUT"), "did you mean 'import'"),
-    ((), "usage: python -m train.convert {import,export,inspect}"),
-  ],
-)
-def test_user_errors_are_one_message(
-  arguments, message, tmp_path, monkeypatch, capsys
-):
-  places = {"QWEN3": DATA / "qwen3-tied", "OUT": tmp_path / "out"}
-  arguments = [str(places.get(x, x)) for x in arguments]
-  monkeypatch.setattr(sys, "argv", ["convert", *arguments])
-  with pytest.raises(SystemExit) as raised:
-    main(convert.command)
-  assert raised.value.code == 2
-  printed = capsys.readouterr()
-  # The parser draws a box around its messages and wraps them.
-  assert message in re.sub(r"[│\s]+", " ", printed.err + printed.out)
-  assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_is_refused_is_not_even_read(tmp_path, monkeypatch):

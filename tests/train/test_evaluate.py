@@ -10,14 +10,13 @@ import pytest
 
 import deltajax
 from deltajax.checkpoints.huggingface import save_pretrained
-from deltajax.config import ConfigError
 from deltajax.data.prepare import Corpus, prepare
 from deltajax.data.split_plan import Fractions
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.load import find_model
 from tests.evaluation.test_harness import check_results, DATA, TASKS
 from tests.helpers import EIGHT_DEVICES, QUICK_FLAGS, ROOT, run_module
-from tests.train.test_analyze import make_run, save_model
+from tests.train.places import make_run
 from train.evaluate import command
 
 BYTES = ByteTokenizer()
@@ -217,110 +216,3 @@ def test_a_longer_context_than_that_of_training_is_told(run, tmp_path, capsys):
   (note,) = found["notes"]
   assert "a context of 40 tokens is more than the 32" in note
   assert f"note      {note}" in capsys.readouterr().out
-
-
-def test_user_errors_are_one_message():
-  done = run_module("train.evaluate", "configs", "--tasks", "helaswag")
-  assert done.returncode == 2
-  assert "error: configs is neither a model directory" in done.stderr
-  assert "Traceback" not in done.stderr
-  assert not done.stdout
-
-
-REFUSED = {
-  "no run": (("no/such/run",), "there is no directory no/such/run"),
-  "no data set": (("MODEL",), "names no data set; give --data"),
-  "unknown data set": (("RUN", "--data", "python_stdlb"), "python_stdlib'"),
-  "no such file": (("RUN", "--data", "./no.txt"), "not a TFDS directory"),
-  "unknown split": (("RUN", "--split", "validaton"), "mean 'validation'"),
-  "empty split": (
-    ("RUN", "--data", "EMPTY", "--rows", "all"),
-    "the corpus is empty: 1 documents without",
-  ),
-  "empty documents": (("RUN", "--data", "EMPTY", "--stride", "8"), "no text"),
-  "other tokenizer": (
-    ("RUN", "--tokenizer", "OTHER"),
-    "run was trained with tokenizer 'bytes'; .* another",
-  ),
-  "packed otherwise": (
-    ("LMEVAL", "--data", "PREPARED"),
-    "packed with the tokenizer of fingerprint 'bytes'",
-  ),
-  "vocabulary": (
-    ("SMALL", "--data", "CORPUS", "--tokenizer", "bytes"),
-    "tokenizer 'bytes' has 259 ids, the vocabulary of small 100",
-  ),
-  "stride": (
-    ("RUN", "--context", "16", "--stride", "17"),
-    "stride is 17 and the context 16",
-  ),
-  "no stride": (("RUN", "--stride", "0"), "stride is 0"),
-  "context": (("RUN", "--context", "0"), "--context is 0"),
-  "rows": (("RUN", "--rows", "0"), "number of rows is 0"),
-  "rows of windows": (("RUN", "--rows", "2", "--stride", "2"), "--max-tokens"),
-  "tokens of rows": (("RUN", "--max-tokens", "9"), "give --rows"),
-  "few tokens": (
-    ("RUN", "--stride", "9", "--max-tokens", "1"),
-    "the first document has .* tokens, more than the 1 that",
-  ),
-  "batch": (("RUN", "--batch-size", "0"), "--batch-size is 0"),
-  "mesh": (("RUN", "--mesh.data", "3"), "run: .* needs 3 devices"),
-  "dtype": (("RUN", "--dtype", "float31"), r"unknown model\.dtype 'float31'"),
-  "both": (
-    ("RUN", "--tasks", "piqa", "--stride", "2"),
-    "--stride is for texts, and --tasks for tasks",
-  ),
-  "limit": (("RUN", "--limit", "2"), "--limit is for tasks; give --tasks"),
-  "shots": (
-    ("RUN", "--tasks", "piqa", "--num-fewshot", "-1"),
-    "--num-fewshot is -1",
-  ),
-  "generation": (
-    (
-      *("RUN", "--include-path", "TASKS", "--tasks", "local_generate"),
-      *("--context", "9"),
-    ),
-    "generate 10 tokens, and this one sees 9; give --max-new-tokens",
-  ),
-  "directory": (
-    ("RUN", "--include-path", "no/such", "--tasks", "piqa"),
-    "no/such: there is no such directory",
-  ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_evaluated(
-  name, run, prepared, corpus, small_tokenizer, tmp_path
-):
-  arguments, message = REFUSED[name]
-  for size, kind in ((100, "small"), (259, "model")):
-    if kind.upper() in arguments:
-      save_model(tmp_path / kind, vocab_size=size)
-  (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
-  places = {
-    "RUN": run,
-    "MODEL": tmp_path / "model",
-    "SMALL": tmp_path / "small",
-    "LMEVAL": DATA / "model",
-    "OTHER": f"{small_tokenizer}/",
-    "CORPUS": corpus,
-    "PREPARED": prepared,
-    "EMPTY": tmp_path / "empty.jsonl",
-    "TASKS": DATA / "tasks",
-  }
-  found = [str(places.get(argument, argument)) for argument in arguments]
-  if "--tasks" in arguments:
-    pytest.importorskip("lm_eval")
-  out = tmp_path / "out.json"
-  with pytest.raises(ConfigError, match=message):
-    command([*found, "--out", str(out)])
-  assert not out.exists()
-
-
-def test_an_output_that_cannot_be_written(run, tmp_path, capsys):
-  with pytest.raises(ConfigError, match=r"--out .*: there is no directory"):
-    command([str(run), "--out", str(tmp_path / "no" / "out.json")])
-  with pytest.raises(ConfigError, match="is a directory; name a file"):
-    command([str(run), "--out", str(tmp_path)])
-  assert not capsys.readouterr().out

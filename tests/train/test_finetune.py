@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deltajax.checkpoints.huggingface import load_pretrained, save_pretrained
-from deltajax.config import ConfigError, RoutingConfig
+from deltajax.config import RoutingConfig
 from deltajax.training.load import find_model
 from tests.helpers import (
   assert_trees_equal,
@@ -18,7 +18,6 @@ from tests.helpers import (
   run_module,
   tiny_config,
 )
-from train import finetune, pretrain
 
 run = functools.partial(run_module, "train.finetune")
 ROUTING = RoutingConfig(variant="delta_block", num_blocks=3, gate="scalar")
@@ -104,38 +103,3 @@ def test_a_run_goes_on_as_another_with_the_base_frozen(arguments, tmp_path):
   for tree in (old, new):
     tree.pop("final_router", None)
   assert_trees_equal(new, old)
-
-
-def test_there_is_a_model_to_start_with(arguments, base, tmp_path):
-  config, _, _, *rest = arguments
-  plain = (config, "--init-from", base / "plain", *rest)
-  for options, message in (
-    ((config, *rest), "--init-from is missing"),
-    ((config, "--init-from", tmp_path, *rest), "neither a model directory"),
-    ((*plain, "--freeze", "base"), "nothing would learn"),
-    (
-      (*arguments, "--model.num-layers", "9"),
-      "model.num_layers: 6 there, 9 in the config",
-    ),
-    (
-      (*plain, "--model.routing.variant", "delta"),
-      "python -m train.convert import",
-    ),
-    (("configs/quickstart.py", *arguments[1:]), "takes no model"),
-  ):
-    options = [*map(str, options), f"--workdir={tmp_path / 'run'}"]
-    with pytest.raises(ConfigError, match=re.escape(message)):
-      finetune.command(options)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_model_is_one_message(arguments, tmp_path):
-  config, _, _, *rest = arguments
-  done = run(config, "--init-from=nowhere", *rest, "--workdir", tmp_path / "x")
-  assert done.returncode == 2
-  assert done.stderr == "error: there is no directory nowhere.\n"
-
-
-def test_other_commands_say_whose_config_it_is():
-  with pytest.raises(ConfigError, match=re.escape("python -m train.finetune")):
-    pretrain.command(["configs/finetune_smollm2.py"])

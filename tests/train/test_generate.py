@@ -6,31 +6,16 @@ import json
 import pytest
 
 from deltajax.checkpoints.huggingface import save_pretrained
-from deltajax.config import ConfigError
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.training.loop import train
 from tests.data import test_tokenizer_file
 from tests.helpers import initial_params, run_module, tiny_config
 from tests.training import test_loop
-from train.generate import command, encode_prompts
 
 BYTES = ByteTokenizer()
 
 
 run = functools.partial(run_module, "train.generate")
-
-
-@pytest.mark.parametrize(
-  ("prompts", "vocab_size", "context", "message"),
-  [
-    (["a", ""], 259, None, "prompt 2 is empty"),
-    (["abcd"], 259, 4, "prompt 1 has 4 tokens; the model sees 4, .* have 3"),
-    (["a"], 100, None, "the tokenizer has 259 ids, the model 100"),
-  ],
-)
-def test_bad_prompts(prompts, vocab_size, context, message):
-  with pytest.raises(ConfigError, match=message):
-    encode_prompts(BYTES, prompts, vocab_size, context)
 
 
 @pytest.fixture(scope="module")
@@ -100,43 +85,3 @@ def test_a_model_directory_continues_texts(model_directory):
   long = run(model_directory, "--prompt", "hello " * 30)
   assert long.returncode == 2
   assert "the model sees 20" in long.stderr
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    ((), "there is no prompt; give --prompt or --prompt-file"),
-    (("--prompt", ""), "prompt 1 is empty"),
-    (("--prompt-file", "no/such/file"), "--prompt-file no/such/file: "),
-    (("--prompt", "a", "--top-p", "2"), "top_p is 2.0"),
-    (("--prompt", "a", "--stop", ""), "--stop is empty"),
-    (("--prompt", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
-    (("--prompt", "a", "--dtype", "float31"), "unknown model.dtype 'float31'"),
-    (("--prompt", "a", "--tokenizer", "byte"), "did you mean 'bytes'"),
-    (("--prompt", "a" * 40), "prompt 1 has 40 tokens; the model sees 32"),
-  ],
-)
-def test_options_that_cannot_be_used(trained, options, message, capsys):
-  with pytest.raises(ConfigError, match=message):
-    command([str(trained), *options])
-  assert not capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-  ("path", "message"),
-  [
-    ("no/such/run", "there is no directory no/such/run"),
-    ("configs", "configs is neither a model directory"),
-  ],
-)
-def test_sources_that_are_none(path, message):
-  with pytest.raises(ConfigError, match=message):
-    command([path, "--prompt", "a"])
-
-
-def test_user_errors_are_one_message():
-  done = run("configs", "--prompt", "a")
-  assert done.returncode == 2
-  assert done.stderr.startswith("error: configs is neither a model directory")
-  assert "Traceback" not in done.stderr
-  assert not done.stdout

@@ -13,7 +13,6 @@ import time
 import pytest
 
 from deltajax.data.prepare import Corpus, prepare
-from deltajax.routing.validation import ConfigError
 from tests.helpers import ROOT, run_module
 from tests.train.test_pretrain import TINY
 from train.prepare_data import command
@@ -152,28 +151,6 @@ def test_training_starts_from_it(prepared, tmp_path):
   assert done.returncode == 0, done.stderr
   assert " after 6 updates" in done.stdout
   assert not (tmp_path / "data").exists()
-
-
-def test_usage(capsys):
-  with pytest.raises(SystemExit):
-    command([])
-  assert (
-    "usage: python -m train.prepare_data {build,inspect}"
-    in capsys.readouterr().out
-  )
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (("biuld",), "unknown subcommand 'biuld'; did you mean 'build'"),
-    (("inspect", "no/such"), "no/such is no prepared data set"),
-    (("inspect", "tests"), "it has no manifest.json"),
-  ],
-)
-def test_user_errors(arguments, message):
-  with pytest.raises(ConfigError, match=message):
-    command(list(arguments))
 
 
 def test_an_error_of_a_process_is_one_message(sources, tmp_path):

@@ -5,9 +5,7 @@ import functools
 import pytest
 
 from deltajax.comparison.study_tables import with_measured
-from deltajax.config import ConfigError
 from tests.helpers import QUICK_FLAGS, run_module
-from train.study import command
 
 run = functools.partial(
   run_module, "train.study", env={"XLA_FLAGS": QUICK_FLAGS}
@@ -75,16 +73,6 @@ def test_tunes_compares_looks_inside_and_writes(config, tmp_path):
   assert again.returncode == 0, again.stderr
   assert "run       " not in again.stdout
   assert document.read_text() == written
-
-
-def test_documents_without_a_place_are_refused(config, tmp_path):
-  document = tmp_path / "mine.md"
-  document.write_text("<!-- measured -->\n")
-  with pytest.raises(ConfigError, match=r"has no lines <!-- measured --> and"):
-    command(
-      [str(config), "--out", str(tmp_path / "out"), "--document", str(document)]
-    )
-  assert not (tmp_path / "out").exists()
 
 
 def test_what_is_measured_is_replaced(tmp_path):
