@@ -1,4 +1,4 @@
-# `make setup` needs only Python >= 3.11 and make; every other target calls it.
+# `make setup` needs only Python >= 3.11 and make; what needs it calls it.
 
 VENV ?= .venv
 EXTRAS ?= dev

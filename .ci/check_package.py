@@ -60,6 +60,7 @@ def files(directory: str) -> None:
     "train/pretrain.py",
     "tests/conftest.py",
     "docs/index.md",
+    "notebooks/quickstart.ipynb",
     ".ci/package",
     "tests/testdata/golden/block.safetensors",
   ):

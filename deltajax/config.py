@@ -122,9 +122,9 @@ class ModelConfig:
       fewer bytes and need more memory. The plain scan reads layer by layer.
     init_std: standard deviation of kernels and embedding at initialisation.
     depth_attention: implementation of the depth attention (`xla`, `pallas_tpu`,
-      `pallas_triton`, `interpret`), which serves every call or raises; None for
-      the first that supports the case on the platform. See
-      `deltajax.routing.depth_attention`.
+      `pallas_triton`, for tests `interpret`, `interpret_triton` and
+      `reference`), which serves every call or raises; None for the first that
+      supports the case on the platform. See `deltajax.routing.depth_attention`.
     attention: implementation of the attention over tokens (`xla`, `splash`,
       `cudnn`), which serves every call or raises; None for the first of them
       that supports the case (its shapes, its dtype, the mesh) on the
@@ -209,8 +209,9 @@ class DataConfig:
   """What a run reads.
 
   Attributes:
-    dataset: `python_stdlib`, or the path (with a "/") of a TFDS data set: one
-      of texts, or one that `train.prepare_data` has packed.
+    dataset: `python_stdlib`, or a path (with a "/"): of a data set that
+      `train.prepare_data` has packed, of files of text (.txt, .jsonl, .parquet)
+      or their directory, or of a TFDS data set of texts.
     mixture: more data sets, to be read together with it.
     weights: share of the rows of `dataset` and of each of `mixture`; they sum
       to 1. Empty: in proportion to the rows that each has.

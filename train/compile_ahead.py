@@ -4,9 +4,9 @@
     python -m train.compile_ahead configs/paper_7_6b.py --topology v5p:4x4x4 \\
         --training.batch-size 512 --json step.json
 
-For TPUs it needs `pip install 'deltajax[tpu]'`, and no TPU (docs/clusters.md).
-Exit code 0: it fits. 1: it does not, with the compiler's figures. 2: an option
-cannot be used.
+For TPUs it needs libtpu (Linux on x86-64), and no TPU: see
+docs/tutorials/compile_ahead.md. Exit code 0: it fits. 1: it does not, with the
+compiler's figures. 2: an option cannot be used.
 """
 
 import dataclasses

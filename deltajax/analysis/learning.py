@@ -66,7 +66,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
         linestyle="--",
         label=f"{name}: {validation[-1][1]:.3f}",
       )
-  # The beginning, where nothing is learnt yet, would hide the rest.
+  # The beginning, where nothing is learned yet, would hide the rest.
   points = [xy for line in axes.get_lines() for xy in line.get_xydata()]
   last = max(x for x, _ in points)
   late = [y for x, y in points if x >= 0.05 * last]

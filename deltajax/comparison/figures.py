@@ -193,7 +193,7 @@ def _curves(result: ComparisonResult) -> Any:
     axes.set_xlabel("updates")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-  # The beginning, where nothing is learnt yet, would hide the rest.
+  # The beginning, where nothing is learned yet, would hide the rest.
   late = [
     y
     for pair in result.pairs

@@ -14,14 +14,15 @@ from jax.experimental import pallas as pl
 
 # Of a multiprocessor.
 REGISTERS = 64 * 1024
-# What vectors may take of them: a tile of several tokens leaves room for a
-# second program, whose loads run while the first one computes. A single token
-# may take nearly all; the rest is for addresses and sums.
-TILE_SHARE, LARGEST_SHARE = 1 / 2, 7 / 8
-# Elements of a tile, at most: 4096 keep eight warps busy.
+# What vectors may take of them: of several tokens, of one, and of one for which
+# all is loaded again that can be. The rest is for addresses and sums.
+TILE_SHARE, TOKEN_SHARE, LARGEST_SHARE = 1 / 2, 3 / 4, 15 / 16
+# Elements of a tile, at most.
 TILE_ELEMENTS = 4096
-# Values that a thread should hold, of the 255 registers that it may have; and
-# warps of 32 threads that a program may have.
+# Vectors of a token that are there for a moment: what is summed over channels.
+TEMPORARIES = 1
+# Values that a thread should hold, and warps of 32 threads that a program may
+# have: 16 warps leave each thread 128 registers.
 VALUES_OF_A_THREAD = 64
 MAX_WARPS = 16
 
@@ -52,9 +53,9 @@ def choose_tile(
   """The largest tile of tokens whose vectors fit into registers.
 
   Vectors of a token: forward a source and R mixes; backward a source and its
-  gradient, and a mix and its gradient, of each read where they are kept.
-  Vectors of a program: backward R gradients of queries; and a query, that of
-  each read and head where they are kept.
+  gradient, and a mix and its gradient, of each read where they are kept; and
+  temporaries. Vectors of a program: backward R gradients of queries; and a
+  query, that of each read and head where they are kept.
 
   Args:
     num_tokens: N.
@@ -76,12 +77,19 @@ def choose_tile(
     if backward:
       of_token = 2 + 2 * (reads if keeps else 1)
       of_program += reads
+    of_token += TEMPORARIES
     return channels * (of_token * tokens + of_program)
 
-  halvings = [largest >> i for i in range(largest.bit_length())]
-  for tokens, keeps in [*((tokens, True) for tokens in halvings), (1, False)]:
+  # Tokens, whether all is kept, and what this may take.
+  candidates = [
+    *(
+      (largest >> i, True, TILE_SHARE) for i in range(largest.bit_length() - 1)
+    ),
+    (1, True, TOKEN_SHARE),
+    (1, False, LARGEST_SHARE),
+  ]
+  for tokens, keeps, share in candidates:
     needed = registers(tokens, keeps)
-    share = TILE_SHARE if tokens > 1 else LARGEST_SHARE
     if needed <= share * REGISTERS:
       threads = pl.cdiv(needed, VALUES_OF_A_THREAD)
       warps = min(pl.next_power_of_2(pl.cdiv(threads, 32)), MAX_WARPS)

@@ -88,8 +88,11 @@ def choose_tile(
   # Statistics lie in columns: each takes a whole row of lanes.
   statistics = 4 * 4 * -(-rows_of_queries // LANES) * LANES
   budget = int(BLOCKS_SHARE * vmem_bytes(device_kind))
-  # A sequence of few tokens is one tile, if it fits.
-  for tokens in [min(n, length) for n in TILES if n <= length or n == LANES]:
+  # A sequence of few tokens is one tile, if it fits and can be worked on whole.
+  tiles = [n for n in TILES if n <= length]
+  if length < LANES and length * lanes <= CHUNK_ELEMENTS:
+    tiles.insert(0, length)
+  for tokens in tiles or [length]:
     size = tokens * (vectors * lanes + statistics) + queries
     if size <= budget:
       rows = tokens

@@ -14,6 +14,7 @@ C = D / H, N all sources of a read (null, slots, running).
 
 from collections.abc import Callable, Mapping
 from functools import partial
+import re
 import types
 from typing import Any
 
@@ -321,7 +322,8 @@ def _tile_refusal(choose_tile: Callable[..., Any]) -> str | None:
   return None
 
 
-def _tpu_refusal(case: ReadCase) -> str | None:
+def _tpu_refusal(case: ReadCase, device_kind: str | None = None) -> str | None:
+  """Why not on a TPU of this kind; None for that of the case."""
   return _dtype_refusal(case) or _tile_refusal(
     partial(
       tpu_plan.choose_tile,
@@ -330,7 +332,7 @@ def _tpu_refusal(case: ReadCase) -> str | None:
       case.reads,
       case.heads,
       case.dtype,
-      device_kind=case.device_kind,
+      device_kind=device_kind or case.device_kind,
     )
   )
 
@@ -349,10 +351,16 @@ def _interpret_triton_refusal(case: ReadCase) -> str | None:
 
 def _triton_refusal(case: ReadCase) -> str | None:
   capability = case.compute_capability
-  if capability is not None and float(capability) < 8:
-    return f"Triton needs compute capability 8.0, this GPU has {capability}"
+  if capability is not None:
+    if re.fullmatch(r"\d+\.\d+", capability) is None:
+      return f"it needs an NVIDIA GPU, this one is {capability}"
+    if float(capability) < 8:
+      return f"Triton needs compute capability 8.0, this GPU has {capability}"
   return _interpret_triton_refusal(case)
 
+
+# What the interpreter takes itself for.
+INTERPRETED_TPU = "TPU v5 lite"
 
 # How one pass over the memory may be done.
 READERS: Mapping[str, Reader] = types.MappingProxyType(
@@ -367,9 +375,9 @@ READERS: Mapping[str, Reader] = types.MappingProxyType(
     "xla": Reader(read_forward, read_backward),
     "interpret": _kernel_reader(
       tpu,
-      _dtype_refusal,
+      partial(_tpu_refusal, device_kind=INTERPRETED_TPU),
       None,
-      lambda _: {"device_kind": "TPU v5 lite", "interpret": True},
+      lambda _: {"device_kind": INTERPRETED_TPU, "interpret": True},
     ),
     "interpret_triton": _kernel_reader(
       gpu, _interpret_triton_refusal, None, lambda _: {"interpret": True}

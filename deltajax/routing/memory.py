@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from deltajax.routing.schedule import Schedule, Step
 from deltajax.routing.sharding import active_sharding, constrain
+from deltajax.routing.validation import check_name
 
 
 @flax.struct.dataclass
@@ -211,7 +212,11 @@ class DepthState:
       step: the sublayer's row of the schedule.
       appends: `Variant.appends`, what becomes a source when a block closes;
         `nothing` for a sublayer that never closes one.
+
+    Raises:
+      ConfigError: if nothing is called so.
     """
+    _check_appends(appends)
     output_BxTxD = output_BxTxD.astype(self.stream_BxTxD.dtype)
     output_BxTxD = constrain(output_BxTxD, "batch", "sequence", "features")
     moved = dataclasses.replace(
@@ -235,7 +240,11 @@ class DepthState:
       steps: rows of the schedule of the sublayers since the last commit, of
         which the last have left these sources.
       appends: `Variant.appends`.
+
+    Raises:
+      ConfigError: if nothing is called so.
     """
+    _check_appends(appends)
     memory = self.memory
     steps = steps[len(steps) - len(self.recent) :]
     for source_BxTxD, step in zip(self.recent, steps, strict=True):
@@ -266,3 +275,7 @@ APPENDS: Mapping[str, Append] = types.MappingProxyType(
     "difference": Append(lambda state: state.stream_BxTxD, less_newest=True),
   }
 )
+
+
+def _check_appends(appends: str) -> None:
+  check_name("appends", appends, ("nothing", *APPENDS))

@@ -9,7 +9,6 @@ Shapes: B batch, T sequence, D width, S slots, R reads, H heads, K key size.
 """
 
 from collections.abc import Callable
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -77,9 +76,8 @@ def case_of(
 
 
 def _compute_capability(device: Any) -> str | None:
-  """Of an NVIDIA GPU, such as "8.0"; None for other devices."""
-  found = str(getattr(device, "compute_capability", ""))
-  return found if re.fullmatch(r"\d+\.\d+", found) else None
+  """Of a GPU, such as "8.0", or "gfx942" of AMD's; None for other devices."""
+  return getattr(device, "compute_capability", None)
 
 
 def read_slots(

@@ -254,7 +254,7 @@ class Rates:
   """How fast a run goes, validation and checkpoints left out.
 
   Attributes:
-    tokens: that are learnt from, a second.
+    tokens: that are learned from, a second.
     updates: a second.
     data_wait: share of the time in which the loop waited for its batch.
     seconds_left: of the run.

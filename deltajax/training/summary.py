@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from deltajax.checkpoints.names import count_parameters
-from deltajax.config import RunConfig
+from deltajax.config import ModelConfig, RunConfig
 from deltajax.data.pipeline import Mixture
 from deltajax.models.attention import AttentionCase, choose_attention
 from deltajax.routing.choice import Choice
@@ -48,8 +48,7 @@ def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:
   if not num_slots:
     return Choice("nothing is read", {})
   reads = row.roles.num_reads + row.single_role.num_reads
-  if model.scan != "plain":
-    reads *= model.read_group
+  reads *= _layers_together(model)
   micro_batch = training.batch_size // training.accumulation
   with use_sharding(sharding):
     case = case_of(
@@ -98,7 +97,7 @@ def summary(
     f" {count_parameters(params)}{_LEARN[config.freeze]}",
     f"compute   {model.dtype}, remat {model.remat}, {model.scan} depth scan",
     f"attention {attention}",
-    f"depth     {depth}{_together(model.read_group)}",
+    f"depth     {depth}{_together(model)}",
     *(
       f"data      {name}: {source.info.num_tokens:,} tokens in"
       f" {source.info.num_documents:,} documents{_share(weight)}"
@@ -111,7 +110,13 @@ def summary(
   ]
 
 
-def _together(layers: int) -> str:
+def _layers_together(model: ModelConfig) -> int:
+  """How many layers read in one pass."""
+  return 1 if model.scan == "plain" else model.read_group
+
+
+def _together(model: ModelConfig) -> str:
+  layers = _layers_together(model)
   return "" if layers == 1 else f"; {layers} layers read in one pass"
 
 

@@ -37,15 +37,9 @@ def a_gpu():
     (2, 123, 1, 1, 17, "float32"),
     (9, 96, 2, 3, 24, "float32"),
     (73, 4096, 3, 1, None, "bfloat16"),
-    (
-      9,
-      4096,
-      8,
-      1,
-      None,
-      "bfloat16",
-    ),  # all but a mix at a time is loaded again
-    (9, 8192, 2, 1, None, "bfloat16"),
+    # Queries, and a mix at a time, are loaded again.
+    (9, 4096, 8, 1, None, "bfloat16"),
+    (9, 8192, 1, 1, None, "bfloat16"),
   ],
 )
 def test_lowers_for_cuda(S, D, R, heads, key_size, dtype):
@@ -72,6 +66,29 @@ def test_lowers_for_cuda(S, D, R, heads, key_size, dtype):
     assert lowered.as_text().count("@__gpu$xla.gpu.triton") == 1
 
 
+def test_lowers_for_many_tokens_and_writes_gradients_in_place():
+  """A program takes several tiles; the memory has more than 2 ** 32 bytes."""
+  S, T, D = 73, 8192, 4096
+  assert 2 * S * T * D > 2**32
+  memory = jax.ShapeDtypeStruct((S, 1, T, D), jnp.bfloat16)
+  read = (
+    memory.update(shape=(2, 1, T, D)),
+    jax.ShapeDtypeStruct((2, 1, 1, T), "float32"),
+  )
+  queries = jax.ShapeDtypeStruct((2, D), jnp.float32)
+  visible = jax.ShapeDtypeStruct((2,), jnp.int32)
+  for x64 in (False, True):
+    with jax.enable_x64(x64), a_gpu():
+      backward = jax.jit(lambda *args: gpu.read_backward(*args, 1, EPS))
+      traced = backward.trace(queries, memory, visible, *read, *read, memory)
+      text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__gpu$xla.gpu.triton") == 1
+    assert (
+      "output_operand_alias<output_tuple_indices = [0], operand_index = 7"
+      in text
+    )
+
+
 def test_programs_that_take_several_tiles():
   case = Case(S=3, T=1100, D=1280, R=2, B=1)
   tile = gpu_plan.choose_tile(case.T, case.D, case.R, 1, backward=True)
@@ -96,11 +113,15 @@ def test_what_serves_on_a_gpu():
   t4 = choose_reader(read_case(compute_capability="7.5"), platform="gpu")
   assert t4.name == "xla"
   assert "8.0, this GPU has 7.5" in t4.rejected["pallas_triton"]
+  amd = choose_reader(read_case(compute_capability="gfx942"), platform="gpu")
+  assert amd.rejected["pallas_triton"] == (
+    "it needs an NVIDIA GPU, this one is gfx942"
+  )
   wide = choose_reader(read_case(width=8192, reads=3), platform="gpu")
   assert wide.name == "xla"
   assert wide.rejected["pallas_triton"] == (
-    "3 reads of width 8192 need 65,536 registers for one token, a program may"
-    " use 57,344"
+    "3 reads of width 8192 need 73,728 registers for one token, a program may"
+    " use 61,440"
   )
   in_float64 = choose_reader(read_case(dtype="float64"), platform="gpu")
   assert "float64" in in_float64.rejected["pallas_triton"]

@@ -8,24 +8,23 @@ import pytest
 from benchmarks.compile_kernels import compile_pass, one_chip
 from benchmarks.kernel_parity import Case, EPS
 from deltajax.kernels import tpu_plan
-from deltajax.routing.depth_attention import READERS
+from deltajax.routing.depth_attention import INTERPRETED_TPU, READERS
 from deltajax.routing.partial_read import ReadCase
 from tests.helpers import precision
 from tests.kernels.cases import assert_close, run
 
 KIND = "TPU v5"
-INTERPRETED = "TPU v5 lite"  # what the interpreter takes itself for
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_several_tiles_and_chunks_of_rows(dtype, monkeypatch):
   """On a TPU with so little VMEM that tiles have few tokens."""
-  monkeypatch.setitem(tpu_plan.VMEM_MIB, INTERPRETED, 4)
+  monkeypatch.setitem(tpu_plan.VMEM_MIB, INTERPRETED_TPU, 4)
   monkeypatch.setattr(tpu_plan, "CHUNK_ELEMENTS", 16 * 1280)
   case = Case(S=3, T=200, D=1280, R=1 if dtype == "float32" else 4, dtype=dtype)
   for backward in (False, True):
     tile = tpu_plan.choose_tile(
-      case.T, case.D, case.R, 1, dtype, backward, INTERPRETED
+      case.T, case.D, case.R, 1, dtype, backward, INTERPRETED_TPU
     )
     assert tile.tokens in (32, 64)  # At least 4, the last beyond the end.
     assert tile.rows == 16
@@ -90,6 +89,7 @@ def test_compiles_for_tpu(chip):
       (9, 4096, 384, 2, "bfloat16"),
       (9, 4096, 100, 16, "bfloat16"),  # tiles of 64 tokens
       (9, 1024, 7, 1, "bfloat16"),
+      (9, 7168, 127, 4, "bfloat16"),  # would not fit without chunks of rows
       (9, 576, 300, 3, "float32"),
       (9, 832, 2048, 3, "bfloat16"),
       (3, 123, 200, 1, "bfloat16"),

@@ -154,7 +154,7 @@ class FakeShell:
 @pytest.mark.parametrize("on_a_gpu", [False, True])
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_first_cell_installs_what_is_missing(
-  name, on_a_gpu, monkeypatch, capsys
+  name, on_a_gpu, monkeypatch, capsys, tmp_path
 ):
   from IPython.core.inputtransformer2 import TransformerManager
 
@@ -174,14 +174,19 @@ def test_the_first_cell_installs_what_is_missing(
     lambda name: None if name == "deltajax" else found(name),
   )
   names = {}
+  monkeypatch.chdir(tmp_path)
   exec(code, names)
   ((magic, line),) = shell.commands
   assert magic == "pip"
-  (extras,) = re.findall(r'install .*"deltajax\[([a-z,]+)\]"', line)
+  (extras,) = re.findall(r'install .*"\{SOURCE\}\[([a-z,]+)\]"', line)
+  assert names["SOURCE"] == "deltajax"
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   assert set(extras.split(",")) <= project["optional-dependencies"].keys()
   assert names["JAX"] == ("jax[cuda12]" if on_a_gpu else "jax")
   assert '"{JAX}"' in line
+  monkeypatch.chdir(ROOT / "notebooks")
+  exec(code, names)
+  assert names["SOURCE"] == ".."  # The copy that the notebook lies in.
 
 
 def output_of(notebook, cell_id):

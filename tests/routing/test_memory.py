@@ -4,7 +4,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltajax.routing import build_schedule, DepthState, RoutingConfig
+from deltajax.routing import (
+  build_schedule,
+  ConfigError,
+  DepthState,
+  RoutingConfig,
+)
+
+
+def test_what_is_appended_has_a_name():
+  schedule = build_schedule(RoutingConfig(variant="delta"), num_layers=1)
+  state = DepthState.create(jnp.ones((1, 1, 2)), schedule)
+  step = schedule.step(0)
+  for call in (
+    lambda: state.advance(jnp.ones((1, 1, 2)), step, "detla"),
+    lambda: state.commit([step], "detla"),
+  ):
+    with pytest.raises(ConfigError, match=r"'detla'.*did you mean 'delta'"):
+      call()
 
 
 def after_a_layer(variant, commits):

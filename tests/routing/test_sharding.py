@@ -14,11 +14,16 @@ from deltajax.routing.sharding import (
 )
 
 
-@pytest.mark.parametrize("default", [None, "cpu", jax.devices("cpu")[0]])
-def test_without_a_mesh_it_is_the_default_device(default):
-  with jax.default_device(default):
-    assert traced_device() == jax.devices()[0]
-    assert traced_platform() == "cpu"
+def test_without_a_mesh_it_is_the_default_device(monkeypatch):
+  cpus = jax.devices("cpu")
+  gpus = [types.SimpleNamespace(platform="cuda")]
+  monkeypatch.setattr(jax, "devices", {None: gpus, "cpu": cpus}.__getitem__)
+  assert traced_device() is gpus[0]
+  assert traced_platform() == "gpu"
+  for default in ("cpu", cpus[0]):
+    with jax.default_device(default):
+      assert traced_device() is cpus[0]
+      assert traced_platform() == "cpu"
 
 
 @pytest.mark.parametrize(
