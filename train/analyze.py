@@ -12,7 +12,6 @@ import dataclasses
 import pathlib
 from typing import Annotated
 
-import jax
 import tyro
 
 from deltajax.analysis import figures, report
@@ -24,6 +23,7 @@ from deltajax.training.step import Trainer
 from deltajax.training.subjects import (
   common_data,
   default_batch_size,
+  dtype_here,
   find_subjects,
   make_trainer,
   MeshSizes,
@@ -110,9 +110,7 @@ def prepare(options: Options) -> Plan:
   batch_size = options.batch_size
   if batch_size is None:
     batch_size = default_batch_size(subjects)
-  dtype = options.dtype
-  if dtype is None and jax.default_backend() == "cpu":
-    dtype = "float32"
+  dtype = dtype_here(options.dtype)
   trainers = [
     make_trainer(subject, config, batch_size, options.mesh, dtype)
     for subject in subjects

@@ -14,7 +14,6 @@ import pathlib
 import time
 from typing import Annotated, Any, Literal
 
-import jax
 import tyro
 
 from deltajax.config import ConfigError, DataConfig
@@ -33,6 +32,7 @@ from deltajax.training.step import Trainer
 from deltajax.training.subjects import (
   common_data,
   default_batch_size,
+  dtype_here,
   find_subjects,
   make_trainer,
   MeshSizes,
@@ -207,7 +207,7 @@ def prepare(options: Options) -> Plan:
   trainers = [
     make_trainer(
       *(subject, config, batch_size, options.mesh),
-      dtype=options.dtype or _default_dtype(subject),
+      dtype=options.dtype if subject.run else dtype_here(options.dtype),
     )
     for config in configs
   ]
@@ -219,11 +219,6 @@ def prepare(options: Options) -> Plan:
     if seen is not None and length > seen
   ]
   return Plan(subject, batch_size, trainers, texts, tasks, notes)
-
-
-def _default_dtype(subject: Subject) -> str | None:
-  on_cpu = jax.default_backend() == "cpu"
-  return "float32" if subject.run is None and on_cpu else None
 
 
 def _open_text(options: Options, subject: Subject, name: str | None) -> Text:

@@ -26,6 +26,7 @@ from deltajax.models.generation import Generator
 from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
 from deltajax.training.load import find_model
+from deltajax.training.subjects import dtype_here
 from train.cli import main
 from train.options import about_of, parse_options
 
@@ -142,9 +143,7 @@ def command(arguments: list[str]) -> None:
   )
   source = find_model(options.source)
   config = source.config()
-  dtype = options.dtype
-  if dtype is None and jax.default_backend() == "cpu":
-    dtype = "float32"
+  dtype = dtype_here(options.dtype)
   if dtype is not None:
     config = dataclasses.replace(config, dtype=dtype)
   tokenizer = get_tokenizer(options.tokenizer or source.tokenizer)

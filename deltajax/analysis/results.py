@@ -7,7 +7,6 @@ Means are over tokens (padding is not counted) and heads of the depth attention;
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any
 
 SCHEMA = "deltajax.routing"
 VERSION = 1
@@ -196,8 +195,3 @@ def summarize(
     if divergences
     else None,
   )
-
-
-def to_json(value: Any) -> Any:
-  """A result as plain values."""
-  return dataclasses.asdict(value)

@@ -110,12 +110,16 @@ def generate(
 class Generator:
   """A model with its parameters laid out for generation.
 
-  Everything is computed in plain XLA whatever the config says: see
-  `partitionable`. Parameters may lie on a mesh, also of several hosts; all of
-  these must then make the same calls.
+  Everything is computed in plain XLA whatever the config says. Parameters may
+  lie on a mesh, also of several hosts; all of these must then make the same
+  calls.
 
   Holds a copy of the layers' parameters, in the dtype of the model, once it has
   run, and no longer those that it was given.
+
+  Args:
+    model: the model.
+    params: its unboxed parameters.
 
   Raises:
     ConfigError: from `steps`, as `generate` does.

@@ -1,7 +1,9 @@
 """Model sizes by name: `presets["delta_block-220m"]`, `presets["qwen3-8b"]`.
 
-The sizes of the Delta and Role-Decoupled papers exist for every variant, as
-`VARIANT-SIZE`. Qwen3 and SmolLM2 are `standard`, as their checkpoints are.
+The sizes of the Delta (220m, 533m, 1044m, 7.6b) and Role-Decoupled papers
+(120m, 343m) exist for every variant, as `VARIANT-SIZE`. Qwen3 (qwen3-0.6b,
+-1.7b, -4b, -8b, -14b, -32b) and SmolLM2 (smollm2-135m, -360m) are `standard`,
+as their checkpoints are.
 """
 
 from collections.abc import Iterator, Mapping

@@ -149,6 +149,9 @@ def depth_attention_weights(
     alpha_RxHxNxBxT, float32 or wider; over N it sums to 1, or to 0 where
     nothing is visible. Invisible sources have 0.
 
+  References:
+    AttnRes, arXiv 2603.15031.
+
   Examples:
     >>> import jax.numpy as jnp
     >>> sources = Sources(

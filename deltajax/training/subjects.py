@@ -5,6 +5,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import jax
+
 from deltajax.config import (
   ConfigError,
   DataConfig,
@@ -70,6 +72,16 @@ def find_subjects(paths: Sequence[pathlib.Path]) -> list[Subject]:
       run = stored.run.load_config()
     subjects.append(Subject(name, stored, stored.config(), run))
   return subjects
+
+
+def dtype_here(given: str | None) -> str | None:
+  """A dtype that was given, else float32 on a CPU, which has no fast bfloat16.
+
+  None elsewhere: models compute in their own.
+  """
+  if given is None and jax.default_backend() == "cpu":
+    return "float32"
+  return given
 
 
 def _name(stored: StoredModel, path: pathlib.Path) -> str:

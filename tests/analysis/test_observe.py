@@ -1,12 +1,12 @@
 """Analyses equal what NumPy makes of the oracle's weights and vectors."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 
-from deltajax.analysis import results
 from deltajax.analysis.analyze import conclude
 from deltajax.analysis.observe import Observer
 from deltajax.analysis.reads import model_reads
@@ -237,8 +237,8 @@ def test_one_batch_and_four_have_the_same_means():
   )
   assert one.tokens == many.tokens
   for x, y in zip(
-    jax.tree.leaves(results.to_json(one)),
-    jax.tree.leaves(results.to_json(many)),
+    jax.tree.leaves(dataclasses.asdict(one)),
+    jax.tree.leaves(dataclasses.asdict(many)),
     strict=True,
   ):
     if isinstance(x, float):
