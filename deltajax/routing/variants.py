@@ -276,8 +276,8 @@ class RoutingConfig:
     gate: `none`, `scalar` (starts at 0) or `sigmoid` (starts at -2).
     null_source: one learned vector per sublayer, a source that can take
       weight from the others.
-    query_init_std: standard deviation of the initial queries. 0 gives the
-      uniform mix, which starts the zero-query identity.
+    query_init_std: standard deviation of the initial queries. With 0 all
+      weights start equal, and most variants as the standard model.
 
   Raises:
     ConfigError: for an unknown variant or gate, a value out of range, or an
