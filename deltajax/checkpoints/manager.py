@@ -5,6 +5,7 @@ the run goes on, and counts once it is complete. What cannot be written costs
 the run nothing but the checkpoint.
 """
 
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import pathlib
@@ -14,32 +15,19 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from deltajax.checkpoints.checksums import (
-  check,
-  check_values,
-  checksums,
+from deltajax.checkpoints.checksums import check, checksums
+from deltajax.checkpoints.reading import (
+  CHECKSUMS,
+  complete_steps,
+  DIGEST,
+  LOSS,
+  read_values,
+  Restored,
 )
 from deltajax.files import digest_of
 
 DAMAGED = "damaged"
-_CHECKSUMS = "checksums"  # Of the arrays.
-_DIGEST = "digest"  # Of all else.
 _PARAMS = ".params"  # Where a training state holds its parameters.
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-  """What a checkpoint holds.
-
-  Attributes:
-    step: completed updates.
-    state: the tree that was saved.
-    data: plain values that describe the position in the data.
-  """
-
-  step: int
-  state: Any
-  data: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +44,45 @@ class Keep:
   every: int | None = None
   best: int = 0
 
-  def policy(self) -> ocp.checkpoint_managers.PreservationPolicy:
-    """The same for Orbax."""
+  def policy(
+    self, losses: Mapping[int, float | None]
+  ) -> ocp.checkpoint_managers.PreservationPolicy:
+    """The same for Orbax; see `_Best` for the losses."""
     policies = ocp.checkpoint_managers
     kept: list[Any] = [policies.LatestN(self.newest)]
     if self.every is not None:
       kept.append(policies.EveryNSteps(self.every))
     if self.best:
-      kept.append(
-        policies.BestN(
-          get_metric_fn=lambda metrics: -metrics["loss"],
-          n=self.best,
-          keep_checkpoints_without_metrics=False,
-        )
-      )
+      kept.append(_Best(self.best, losses))
     return policies.AnyPreservationPolicy(kept)
+
+
+@dataclasses.dataclass
+class _Best:
+  """Keeps the checkpoints with the least validation loss.
+
+  Attributes:
+    number: how many.
+    losses: of each checkpoint that could be read, None where it has none; one
+      that could not is kept, since it may be the best.
+  """
+
+  number: int
+  losses: Mapping[int, float | None]
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Whether each is kept; as Orbax asks."""
+    del context
+    steps = [info.step for info in checkpoints]
+    known = [
+      (loss, step)
+      for step in steps
+      if (loss := self.losses.get(step)) is not None
+    ]
+    best = {step for _, step in sorted(known)[: self.number]}
+    return [step in best or step not in self.losses for step in steps]
 
 
 class Checkpoints:
@@ -139,16 +151,16 @@ class Checkpoints:
     """
     if self._is_closed:
       self._reopen()
-    data = {**data, _CHECKSUMS: checksums(state)}
+    data = {**data, CHECKSUMS: checksums(state), LOSS: validation_loss}
     digest = digest_of([data, config])
+    self._losses[step] = validation_loss
     self._manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        data=ocp.args.JsonSave({**data, _DIGEST: digest}),
+        data=ocp.args.JsonSave({**data, DIGEST: digest}),
         config=ocp.args.JsonSave(config),
       ),
-      metrics=None if validation_loss is None else {"loss": validation_loss},
       force=True,
     )
 
@@ -216,7 +228,7 @@ class Checkpoints:
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
     state = self._manager.restore(step, args=args)["state"]
-    check(state, data.pop(_CHECKSUMS))
+    check(state, data.pop(CHECKSUMS))
     return Restored(step=step, state=state, data=data)
 
   def restore_params(self, step: int, like: Any, dtype: str) -> Any:
@@ -235,7 +247,7 @@ class Checkpoints:
     data, _ = self._values(step)
     saved = {
       path.removeprefix(_PARAMS): x
-      for path, x in data[_CHECKSUMS].items()
+      for path, x in data[CHECKSUMS].items()
       if path.startswith(_PARAMS)
     }
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -264,24 +276,31 @@ class Checkpoints:
 
   def _values(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """All that is no array, checked: the position in the data, the config."""
-    read = ocp.args.JsonRestore()
-    found = self._manager.restore(
-      step, args=ocp.args.Composite(data=read, config=read)
-    )
-    data, config = dict(found["data"]), found["config"]
-    check_values([data, config], data.pop(_DIGEST, None))
-    return data, config
+    found = read_values(self._directory, step)
+    return {**found.data, CHECKSUMS: found.checksums}, found.config
+
+  def _known_losses(self) -> dict[int, float | None]:
+    """Of what is there; see `_Best`."""
+    if self._keep is None or not self._keep.best:
+      return {}
+    losses = {}
+    for step in complete_steps(self._directory):
+      # Whoever restores it is told what is wrong with it.
+      with contextlib.suppress(Exception):
+        losses[step] = read_values(self._directory, step).validation_loss
+    return losses
 
   def _reopen(self) -> None:
     self._manager = self._open()
     self._is_closed = False
 
   def _open(self) -> ocp.CheckpointManager:
+    self._losses = self._known_losses()
     if self._keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True, create=False)
     else:
       options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep.policy(),
+        preservation_policy=self._keep.policy(self._losses),
         cleanup_tmp_directories=True,
       )
     return ocp.CheckpointManager(

@@ -221,6 +221,36 @@ def test_which_are_kept(tmp_path, keep, expected):
     assert saved.steps() == expected
 
 
+def test_the_best_is_kept_over_sessions(tmp_path):
+  place = tmp_path / "checkpoints"
+
+  def session(losses, number=1):
+    with Checkpoints(place, Keep(1, best=number)) as saved:
+      for step, loss in losses.items():
+        saved.save(step, state(step), {}, {}, loss)
+      saved.wait()
+      return saved.steps()
+
+  assert session({1: 9.0, 2: 1.0, 3: 5.0}) == [3, 2]
+  assert session({4: 6.0, 5: 7.0}) == [5, 2]
+  assert session({6: 0.5, 7: 8.0}) == [7, 6]
+  # Of one that cannot be read nobody knows whether it was the best.
+  garble_position(tmp_path, 6)
+  assert session({8: 3.0, 9: 4.0}) == [9, 8, 6]
+
+
+def test_the_best_is_kept_over_a_failure(tmp_path):
+  with Checkpoints(tmp_path / "checkpoints", Keep(1, best=1)) as saved:
+    for step, loss in {1: 9.0, 2: 1.0, 3: 5.0}.items():
+      saved.save(step, state(step), {}, {}, loss)
+    saved.wait()
+    saved.start_again()
+    for step in (4, 5):
+      saved.save(step, state(step), {}, {}, 7.0)
+    saved.wait()
+    assert saved.steps() == [5, 2]
+
+
 class Broken:
   """Checkpoints whose writing fails as long as `reason` is set."""
 
