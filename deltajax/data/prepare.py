@@ -268,8 +268,10 @@ def _scratch(out: Path, keep_refused: bool = True) -> Iterator[Path]:
   if scratch.exists() and not _is_scratch(scratch):
     raise ConfigError(f"{scratch} holds something else; remove it.")
   try:
-    (scratch / "parts").mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    # First of all: a directory without it is not ours to go on with.
     lock = open(scratch / _LOCK, "a")  # noqa: SIM115 (closed below)
+    (scratch / "parts").mkdir(exist_ok=True)
   except OSError as error:
     raise ConfigError(f"{scratch} cannot be written: {error}.") from None
   with lock:
