@@ -6,6 +6,7 @@ import dataclasses
 import faulthandler
 import os
 import pathlib
+import sys
 import threading
 import time
 
@@ -118,6 +119,7 @@ class Watchdog:
       f"WARNING   {work.name} takes more than {work.seconds:g} s; the stacks of"
       f" all threads go to the error output and to {self._stacks}"
     )
+    sys.stdout.flush()  # Nothing does that where the process is ended so.
     with contextlib.suppress(Exception):  # A notebook has none.
       faulthandler.dump_traceback(all_threads=True)
     try:

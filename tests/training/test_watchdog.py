@@ -1,4 +1,5 @@
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,7 @@ with watchdog.Watchdog(0.2, Hung("x"), exits=True, compile_seconds=0.0):
 def test_a_disk_that_hangs_keeps_nobody_from_hearing_of_it():
   done = subprocess.run(
     [sys.executable, "-c", HUNG_DISK],
+    env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
     capture_output=True,
     text=True,
     timeout=30,
