@@ -15,19 +15,22 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from deltajax.checkpoints.checksums import check, checksums
+from deltajax.checkpoints.checksums import checksums
 from deltajax.checkpoints.reading import (
   CHECKSUMS,
   complete_steps,
+  CONFIG,
+  DATA,
   DIGEST,
   LOSS,
+  read_state,
   read_values,
-  Restored,
+  STATE,
+  Unchecked,
 )
 from deltajax.files import digest_of
 
 DAMAGED = "damaged"
-_PARAMS = ".params"  # Where a training state holds its parameters.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +96,11 @@ class Checkpoints:
   Args:
     directory: is made if there is none.
     keep: which are kept.
-    read_only: nothing is made, or removed after another process's crash.
   """
 
-  def __init__(
-    self,
-    directory: pathlib.Path,
-    keep: Keep | None = None,
-    read_only: bool = False,
-  ):
+  def __init__(self, directory: pathlib.Path, keep: Keep | None = None):
     self._directory = directory.absolute()
-    self._keep = None if read_only else keep or Keep()
+    self._keep = keep or Keep()
     self._manager = self._open()
     self._is_closed = False
 
@@ -117,10 +114,6 @@ class Checkpoints:
       # What ends the block is worth more than a checkpoint that failed too.
       if kind is None:
         raise
-
-  def latest_step(self) -> int | None:
-    """Updates completed by the newest complete checkpoint, if any."""
-    return self._manager.latest_step()
 
   def steps(self) -> list[int]:
     """Updates completed by each complete checkpoint, the newest first."""
@@ -157,9 +150,11 @@ class Checkpoints:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        data=ocp.args.JsonSave({**data, DIGEST: digest}),
-        config=ocp.args.JsonSave(config),
+        **{
+          STATE: ocp.args.StandardSave(state),
+          DATA: ocp.args.JsonSave({**data, DIGEST: digest}),
+          CONFIG: ocp.args.JsonSave(config),
+        }
       ),
       force=True,
     )
@@ -212,76 +207,17 @@ class Checkpoints:
     self.reload()
     return place
 
-  def restore(self, step: int, like: Any) -> Restored:
-    """Reads a checkpoint.
-
-    Args:
-      step: which one.
-      like: a tree of arrays or ShapeDtypeStructs with the shapes and dtypes
-        that are expected.
-
-    Raises:
-      ChecksumError: if anything is not what was saved.
-      Exception: whatever keeps Orbax from reading it.
-    """
-    data, _ = self._values(step)
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-    state = self._manager.restore(step, args=args)["state"]
-    check(state, data.pop(CHECKSUMS))
-    return Restored(step=step, state=state, data=data)
-
-  def restore_params(self, step: int, like: Any, dtype: str) -> Any:
-    """Reads the parameters of a training state, and nothing else of it.
-
-    Args:
-      step: which checkpoint.
-      like: the parameters as ShapeDtypeStructs, in the dtype that is wanted;
-        without a sharding, they are put on JAX's default device.
-      dtype: in which they were saved.
-
-    Raises:
-      ChecksumError: if they are not what was saved.
-      Exception: whatever keeps Orbax from reading it.
-    """
-    data, _ = self._values(step)
-    saved = {
-      path.removeprefix(_PARAMS): x
-      for path, x in data[CHECKSUMS].items()
-      if path.startswith(_PARAMS)
-    }
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-        x.shape, jax.numpy.dtype(dtype), sharding=x.sharding or device
-      ),
-      like,
-    )
-    tree = {"params": abstract}
-    restore = ocp.args.PyTreeRestore(
-      tree,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-      partial_restore=True,
-    )
-    args = ocp.args.Composite(state=restore)
-    # As it was saved, whatever this process computes in.
-    with jax.enable_x64(True):
-      params = self._manager.restore(step, args=args)["state"]["params"]
-      check(params, saved)
-      return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
+  def read(self, step: int, like: Any) -> Unchecked:
+    """Reads this host's part of a checkpoint; see `read_state`."""
+    return read_state(self._directory, step, like)
 
   def config(self, step: int) -> dict[str, Any]:
-    """The config that was saved with a checkpoint; raises as `restore`."""
-    return self._values(step)[1]
-
-  def _values(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that is no array, checked: the position in the data, the config."""
-    found = read_values(self._directory, step)
-    return {**found.data, CHECKSUMS: found.checksums}, found.config
+    """The config that was saved with a checkpoint; raises as `read_values`."""
+    return read_values(self._directory, step).config
 
   def _known_losses(self) -> dict[int, float | None]:
     """Of what is there; see `_Best`."""
-    if self._keep is None or not self._keep.best:
+    if not self._keep.best:
       return {}
     losses = {}
     for step in complete_steps(self._directory):
@@ -296,15 +232,14 @@ class Checkpoints:
 
   def _open(self) -> ocp.CheckpointManager:
     self._losses = self._known_losses()
-    if self._keep is None:
-      options = ocp.CheckpointManagerOptions(read_only=True, create=False)
-    else:
-      options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep.policy(self._losses),
-        cleanup_tmp_directories=True,
-      )
+    self._directory.mkdir(parents=True, exist_ok=True)
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=self._keep.policy(self._losses),
+      cleanup_tmp_directories=True,
+      # For either, hosts would wait for each other.
+      create=False,
+      save_root_metadata=False,
+    )
     return ocp.CheckpointManager(
-      self._directory,
-      options=options,
-      item_names=("state", "data", "config"),
+      self._directory, options=options, item_names=(STATE, DATA, CONFIG)
     )

@@ -9,7 +9,8 @@ import pathlib
 import jax
 import numpy as np
 
-from deltajax.checkpoints.manager import Checkpoints, Keep, Restored
+from deltajax.checkpoints.manager import Checkpoints, Keep
+from deltajax.checkpoints.reading import Unchecked
 from deltajax.config import (
   ConfigError,
   from_dict,
@@ -139,16 +140,18 @@ def train(
     keep = Keep(
       training.keep_checkpoints, training.keep_every, training.keep_best
     )
-    saved = stack.enter_context(Checkpoints(directory.checkpoints, keep))
+    saved = hosts.together(
+      lambda: stack.enter_context(Checkpoints(directory.checkpoints, keep))
+    )
     hosts.agree({"checkpoints": str(saved.steps())})
 
-    def read(step: int) -> Restored:
+    def read(step: int) -> Unchecked:
       saved_config = from_dict(RunConfig, saved.config(step))
       check_same_run(saved_config, config, f"checkpoint {step} of {workdir}")
-      restored = saved.restore(step, abstract_state)
+      stored = saved.read(step, abstract_state)
       if "data.content" not in training.accept:
-        check_same_data(restored.data, config.data, data)
-      return restored
+        check_same_data(stored.found.data, config.data, data)
+      return stored
 
     restored = restore_newest(saved, read, log)
     step = 0
@@ -247,8 +250,7 @@ def _new_state(
     return trainer.compiled_init()
   log(f"start     {given}")
   like = trainer.abstract_state().params
-  model = hosts.together(lambda: given.load(like))
-  return trainer.compiled_start(model.params)
+  return trainer.compiled_start(given.load(like).params)
 
 
 def _warnings_to(log: Callable[[str], None]) -> Callable[[str], None]:

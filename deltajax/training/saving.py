@@ -8,7 +8,9 @@ from collections.abc import Callable
 import time
 from typing import Any
 
-from deltajax.checkpoints.manager import Checkpoints, Restored
+from deltajax.checkpoints.checksums import ChecksumError
+from deltajax.checkpoints.manager import Checkpoints
+from deltajax.checkpoints.reading import Restored, Unchecked
 from deltajax.config import ConfigError
 from deltajax.training import hosts
 from deltajax.training.stopping import NotSavedError
@@ -123,7 +125,7 @@ class Saver:
 
 
 def restore_newest(
-  saved: Checkpoints, read: Callable[[int], Restored], log: Log
+  saved: Checkpoints, read: Callable[[int], Unchecked], log: Log
 ) -> Restored | None:
   """Reads the newest checkpoint that can be read; all hosts must call it.
 
@@ -131,8 +133,8 @@ def restore_newest(
 
   Args:
     saved: the checkpoints.
-    read: reads one; a ConfigError on any host is no damage, and ends the
-      search.
+    read: reads this host's part of one, without waiting for other hosts; a
+      ConfigError on any is no damage, and ends the search.
     log: takes lines for the console.
 
   Returns:
@@ -144,16 +146,23 @@ def restore_newest(
   damaged: list[int] = []
   for step in saved.steps():
     refused: ConfigError | None = None
-    is_damaged = False
+    problem: Exception | None = None
     try:
-      restored = read(step)
+      stored = read(step)
     except ConfigError as error:
       refused = error
     except Exception as error:
-      is_damaged = True
-      log(f"WARNING   checkpoint {step} is damaged ({_reason(error)})")
+      problem = error
     hosts.agree({}, refused)
-    if hosts.any_host(is_damaged):
+    is_damaged = hosts.any_host(problem is not None)
+    if not is_damaged:
+      try:
+        restored = stored.checked()
+      except ChecksumError as error:  # On all hosts.
+        is_damaged, problem = True, error
+    if problem is not None:
+      log(f"WARNING   checkpoint {step} is damaged ({_reason(problem)})")
+    if is_damaged:
       damaged.append(step)
       continue
     if damaged:

@@ -130,8 +130,8 @@ def test_resume_in_a_fresh_process_is_bit_exact(corpus, tmp_path):
     assert losses(tmp_path / "two")[-1][0] == stop_after
   assert losses(tmp_path / "two") == losses(tmp_path / "whole")
   with Checkpoints(tmp_path / "two" / "checkpoints") as saved:
-    assert saved.latest_step() == 20
-    state = saved.restore(20, whole.state).state
+    assert saved.steps()[0] == 20
+    state = saved.read(20, whole.state).checked().state
   chex.assert_trees_all_equal(state, whole.state)
 
 
@@ -242,8 +242,7 @@ def test_non_finite_loss_stops_and_names_the_last_good_checkpoint(
   with pytest.raises(UnhealthyError, match=r"skip_limit is 3\); the last good"):
     train(config, tmp_path / "run", quiet)
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
-    last = saved.latest_step()
-    assert last is not None
+    last = saved.steps()[0]
   # The updates before it were made, those after it skipped.
   assert math.isnan(losses(tmp_path / "run")[-1][1])
   for step, loss, _ in losses(tmp_path / "run"):
@@ -439,7 +438,7 @@ def test_changed_data_are_refused_on_resume(corpus, tmp_path):
     return "fingerprint: of other dat in the checkpoint, "
 
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
-    restored = saved.restore(10, Trainer(config).init())
+    restored = saved.read(10, Trainer(config).init()).checked()
   for step, change in enumerate((tokenizer, documents, unknown), 11):
     with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
       position = copy.deepcopy(restored.data)

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import resource
 import shutil
+import sys
 import threading
 import time
 from unittest import mock
@@ -15,9 +16,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from deltajax.checkpoints import manager
+from deltajax.checkpoints import manager, reading
 from deltajax.checkpoints.checksums import ChecksumError, checksums
 from deltajax.checkpoints.manager import Checkpoints, Keep
+from deltajax.checkpoints.reading import (
+  complete_steps,
+  read_params,
+  read_state,
+)
 from deltajax.config import ConfigError
 from deltajax.training import saving
 from deltajax.training.health import Health
@@ -119,9 +125,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
   fault(tmp_path, 3)
   saved.reload()
   lines = []
-  found = restore_newest(
-    saved, lambda k: saved.restore(k, state(0)), lines.append
-  )
+  found = restore_newest(saved, lambda k: saved.read(k, state(0)), lines.append)
   assert found.step == found.data["at"] == 2
   np.testing.assert_array_equal(found.state["x"], state(2)["x"])
   assert lines[0].startswith("WARNING   checkpoint 3 is damaged (")
@@ -131,7 +135,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
   # Its number is free again.
   saved.save(3, state(3), {"at": 3}, {})
   saved.wait()
-  assert saved.restore(3, state(0)).data == {"at": 3}
+  assert saved.read(3, state(0)).checked().data == {"at": 3}
 
 
 def test_nothing_that_can_be_read_is_said_and_left_alone(saved, tmp_path):
@@ -140,7 +144,7 @@ def test_nothing_that_can_be_read_is_said_and_left_alone(saved, tmp_path):
   saved.reload()
   lines = []
   with pytest.raises(ConfigError, match=r"none of the checkpoints \[3, 2, 1\]"):
-    restore_newest(saved, lambda k: saved.restore(k, state(0)), lines.append)
+    restore_newest(saved, lambda k: saved.read(k, state(0)), lines.append)
   assert len(lines) == 3
   assert saved.steps() == [3, 2, 1]
 
@@ -163,17 +167,12 @@ def test_parameters_alone_are_checked_too(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "checksums", lambda tree: wrong)
     saved.save(2, whole, {}, {})
   monkeypatch.undo()
-  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
-    chex.assert_trees_all_equal(
-      saved.restore_params(1, like, "float32"), params
-    )
-    half = jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), like)
-    chex.assert_trees_all_equal(
-      saved.restore_params(1, half, "float32"),
-      jax.tree.map(lambda x: x.astype(jnp.bfloat16), params),
-    )
-    with pytest.raises(ChecksumError, match=r"the first is \['b'\]\['c'\]"):
-      saved.restore_params(2, like, "float32")
+  place = tmp_path / "checkpoints"
+  chex.assert_trees_all_equal(
+    read_params(place, 1, like, "float32").checked().state, params
+  )
+  with pytest.raises(ChecksumError, match=r"the first is \['b'\]\['c'\]"):
+    read_params(place, 2, like, "float32").checked()
 
 
 def test_all_hosts_are_told_of_a_refusal_before_it_is_raised(
@@ -196,9 +195,68 @@ def test_all_hosts_are_told_of_a_refusal_before_it_is_raised(
   assert told == [error.value]
 
 
+@pytest.mark.parametrize("host", range(2))
+def test_damage_that_one_host_sees_ends_no_other(saved, monkeypatch, host):
+  """Arrays are compared, on all hosts together, once all have read them."""
+  calls = []
+
+  def any_host(mine):
+    calls.append("any_host")
+    return (
+      mine or calls.count("any_host") == 1
+    )  # Checkpoint 3, here or on the other host.
+
+  def read(step):
+    calls.append("read")
+    if host and step == 3:
+      raise OSError("cut short")
+    return saved.read(step, state(0))
+
+  def check(tree, expected):
+    calls.append("check")
+
+  monkeypatch.setattr(saving.hosts, "any_host", any_host)
+  monkeypatch.setattr(reading, "check", check)
+  lines = []
+  calls.clear()
+  found = restore_newest(saved, read, lines.append)
+  assert found.step == 2
+  assert len([x for x in lines if x.startswith("WARNING")]) == host
+  assert calls == ["read", "any_host", "read", "any_host", "check"]
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda x: x | {"more": x["x"]}, r"checkpoint 3 has no \['more'\]"),
+    (lambda x: {"x": x["x"]}, r"checkpoint 3 has another array, \['step'\]"),
+  ],
+)
+def test_a_state_of_other_arrays_is_no_damage(saved, change, message):
+  lines = []
+  with pytest.raises(ConfigError, match=message):
+    restore_newest(
+      saved, lambda k: saved.read(k, change(state(0))), lines.append
+    )
+  assert not lines
+  assert saved.steps() == [3, 2, 1]
+
+
+def test_reading_waits_for_no_other_host(saved, tmp_path, monkeypatch):
+  """Nor does a directory that is opened."""
+  waits = mock.Mock(side_effect=AssertionError("waits"))
+  barrier = ocp.multihost.sync_global_processes
+  monkeypatch.setattr(sys.modules[barrier.__module__], barrier.__name__, waits)
+  place = tmp_path / "checkpoints"
+  assert read_state(place, 3, state(0)).found.step == 3
+  with Checkpoints(place, Keep(3)):
+    pass
+  waits.assert_not_called()
+
+
 def test_no_checkpoint_is_none(tmp_path):
   with Checkpoints(tmp_path / "checkpoints") as saved:
-    assert restore_newest(saved, lambda k: saved.restore(k, {}), print) is None
+    assert restore_newest(saved, lambda k: saved.read(k, {}), print) is None
 
 
 @pytest.mark.parametrize(
@@ -217,8 +275,7 @@ def test_which_are_kept(tmp_path, keep, expected):
       saved.save(step, state(step), {}, {}, loss)
     saved.wait()
     assert saved.steps() == expected
-  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
-    assert saved.steps() == expected
+  assert complete_steps(tmp_path / "checkpoints") == expected
 
 
 def test_the_best_is_kept_over_sessions(tmp_path):
@@ -357,5 +414,5 @@ def test_a_disk_that_fills_up_while_it_is_written(saved, tmp_path):
   names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
   assert names == {"11", "3", "2"}
   np.testing.assert_array_equal(
-    saved.restore(11, state(0)).state["x"], state(11)["x"]
+    saved.read(11, state(0)).checked().state["x"], state(11)["x"]
   )
