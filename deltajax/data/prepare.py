@@ -129,7 +129,11 @@ def prepare(
   log(f"tokenizer  {corpus.tokenizer}, {tokenizer.vocab_size} ids")
   with start_workers(workers, threads=max(1, workers // len(parts))) as pool:
     if there is not None:
-      there.check_sources(out, pool.run([Hash(part) for part in parts]))
+      there.check_sources(
+        out,
+        [part.kind for part in parts],
+        pool.run([Hash(part) for part in parts]),
+      )
       if _is_scratch(scratch_of(out)):
         with _scratch(out):  # Of a process that was killed at its very end.
           pass

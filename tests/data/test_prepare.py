@@ -448,6 +448,7 @@ def test_done_is_done(sources, tmp_path):
     ({"sequence_length": 9}, "sequence_length 16; now it is 9: name another"),
     ({"reading": Reading(bad_records="skip")}, "with reading "),
     ({"fractions": Fractions(validation=0.2)}, "with fractions "),
+    ({"kind": "text"}, r"other sources \(.*0.jsonl as jsonl, now as text\)"),
     ("append", r"other sources \(.*3.jsonl\)"),
     ("remove", r"other sources \(6 parts, now 5\)"),
   ],
