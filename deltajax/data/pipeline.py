@@ -16,7 +16,7 @@ import grain
 import numpy as np
 
 from deltajax.config import DataConfig
-from deltajax.data import storage
+from deltajax.data import mixing, storage
 from deltajax.data.packed_dataset import (
   check_packed_for,
   has_rows,
@@ -211,7 +211,11 @@ class Mixture:
     infos = [source.info for source in self.sources]
     if len(infos) == 1:
       return infos[0]
-    parts = [[info.fingerprint for info in infos], self.weights]
+    parts = [
+      mixing.VERSION,
+      [info.fingerprint for info in infos],
+      self.weights,
+    ]
     return dataclasses.replace(
       infos[0],
       num_tokens=sum(info.num_tokens for info in infos),
@@ -263,8 +267,8 @@ def train_iterator(
   """Returns an endless iterator over batches, shuffled anew in each epoch.
 
   An epoch of a data set holds each of its rows once; a batch may begin in one
-  epoch and end in the next. Of several, each has epochs of its own, and any
-  stretch of the order has of each the share that its weight says, to one row.
+  epoch and end in the next. Of several, each has epochs of its own, and has of
+  the rows up to any the share that its weight says; see `mixing`.
   `get_state` (a JSON-serialisable dict) and `set_state` resume exactly,
   also with other rows or threads.
 
@@ -307,16 +311,19 @@ def train_iterator(
     .repeat(2**62 // len(source))
     for i, source in enumerate(mixture.sources)
   ]
-  order = orders[0]
-  if len(orders) > 1:
-    order = grain.MapDataset.mix(orders, mixture.weights)
+  sums = mixing.cumulative(mixture.weights)
+
+  def read(number: int) -> dict[str, np.ndarray]:
+    i, k = mixing.turn(number, sums)
+    return orders[i][k]
 
   def batch(number: int) -> Batch:
-    found = [order[int(number * batch_size + row)] for row in own]
+    found = [read(int(number * batch_size + row)) for row in own]
     return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
   # The state is how many batches were read: the same whatever the rows.
-  batches = grain.MapDataset.range(len(order) // batch_size).map(batch)
+  length = min(map(len, orders)) // batch_size
+  batches = grain.MapDataset.range(length).map(batch)
   options = grain.ReadOptions(
     num_threads=num_threads, prefetch_buffer_size=4 * num_threads
   )
