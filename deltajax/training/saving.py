@@ -154,15 +154,15 @@ def restore_newest(
     except Exception as error:
       problem = error
     hosts.agree({}, refused)
-    is_damaged = hosts.any_host(problem is not None)
-    if not is_damaged:
+    if hosts.any_host(problem is not None):
+      problem = problem or OSError("on another host; see what it says")
+    else:
       try:
         restored = stored.checked()
       except ChecksumError as error:  # On all hosts.
-        is_damaged, problem = True, error
+        problem = error
     if problem is not None:
       log(f"WARNING   checkpoint {step} is damaged ({_reason(problem)})")
-    if is_damaged:
       damaged.append(step)
       continue
     if damaged:
