@@ -31,7 +31,7 @@ from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
 from deltajax.data.split_plan import Fractions
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
-from deltajax.files import digest_of
+from deltajax.files import digest_of, one_at_a_time
 from deltajax.routing.validation import ConfigError, unknown_name
 
 DATASETS = {PythonStdlib.name: PythonStdlib}
@@ -167,17 +167,38 @@ def _prepared(
   key = [PACK_VERSION, fingerprint, sequence_length, held_out, files]
   digest = digest_of(key)[:16]
   target = Path(data_dir).expanduser() / "prepared" / digest
-  if not storage.is_dataset(target):
-    # Processes take longer to start than a small corpus to read.
-    small = sum(size for _, size, _ in files) < _SMALL_BYTES
-    prepare(
-      corpus,
-      target,
-      workers=0 if small else None,
-      log=lambda line: None,
-      keep_refused=False,
-    )
+  if storage.is_dataset(target):
+    return target
+
+  def waits() -> None:
+    print(f"data      waiting: another process prepares {texts}", flush=True)
+
+  lock = target.with_name(f".{digest}.lock")
+  try:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+  except OSError as error:
+    raise ConfigError(f"{lock.parent} cannot be written: {error}.") from None
+  with one_at_a_time(lock, waits):
+    # By now another may have done it.
+    if not storage.is_dataset(target):
+      _prepare(corpus, target, sum(size for _, size, _ in files))
   return target
+
+
+def _prepare(corpus: Corpus, target: Path, size: int) -> None:
+  """Prepares files of text; nothing stays of what is refused.
+
+  Args:
+    corpus: the files.
+    target: where to.
+    size: of the files in bytes.
+  """
+  # Processes take longer to start than a small corpus to read.
+  workers = 0 if size < _SMALL_BYTES else None
+  prepare(
+    corpus, target, workers=workers, log=lambda line: None, keep_refused=False
+  )
 
 
 @dataclasses.dataclass(frozen=True)

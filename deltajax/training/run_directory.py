@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ from deltajax.config import (
   RunConfig,
   to_dict,
 )
-from deltajax.files import naming, temporary_of, write_file
+from deltajax.files import naming, NO_LOCKS, temporary_of, write_file
 
 LOCK = "lock"
 _STACKS = "stacks-{}.txt"
@@ -114,8 +113,7 @@ class RunDirectory:
           " another directory."
         ) from None
       except OSError as error:
-        # Some file systems know no locks.
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if error.errno not in NO_LOCKS:
           raise
       with naming(self.root / LOCK):
         file.truncate(0)

@@ -1,9 +1,12 @@
 """The order of a run depends on its seed, and on nothing else."""
 
+import concurrent.futures
 import itertools
 import json
 import subprocess
 import sys
+import threading
+import time
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
@@ -494,6 +497,34 @@ def test_texts_are_prepared_once(kind, tmp_path):
   text = file.read_text().replace("document 0", "document zero")
   file.write_text(text)
   assert load(str(path), "train", data_dir).info != splits["train"].info
+
+
+def test_who_comes_second_waits_and_reads_what_the_first_prepared(
+  tmp_path, monkeypatch, capsys
+):
+  path, _ = write_texts(tmp_path / "texts", "jsonl")
+  begun, goes_on, made = threading.Event(), threading.Event(), []
+  prepare = pipeline.prepare
+
+  def slow(*args, **kwargs):
+    begun.set()
+    assert goes_on.wait(60)
+    made.append(prepare(*args, **kwargs))
+
+  monkeypatch.setattr(pipeline, "prepare", slow)
+  with concurrent.futures.ThreadPoolExecutor() as threads:
+    first = threads.submit(load, str(path), "train", tmp_path / "data")
+    assert begun.wait(60)
+    second = threads.submit(load, str(path), "train", tmp_path / "data")
+    said, end = "", time.monotonic() + 30
+    while "waiting: another process prepares" not in said:
+      assert time.monotonic() < end and not second.done()
+      time.sleep(0.01)
+      said += capsys.readouterr().out
+    goes_on.set()
+    assert first.result().info == second.result().info
+  assert len(made) == 1
+  assert len(list((tmp_path / "data/prepared").iterdir())) == 1
 
 
 def test_texts_too_few_for_a_validation_set_are_refused(tmp_path):
