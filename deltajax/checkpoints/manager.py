@@ -22,7 +22,7 @@ from deltajax.checkpoints.reading import (
   CONFIG,
   DATA,
   DIGEST,
-  LOSS,
+  LOSSES,
   read_state,
   read_values,
   STATE,
@@ -144,9 +144,14 @@ class Checkpoints:
     """
     if self._is_closed:
       self._reopen()
-    data = {**data, CHECKSUMS: checksums(state), LOSS: validation_loss}
-    digest = digest_of([data, config])
     self._losses[step] = validation_loss
+    known = {
+      str(k): x
+      for k in (*self.steps(), step)
+      if (x := self._losses.get(k)) is not None
+    }
+    data = {**data, CHECKSUMS: checksums(state), LOSSES: known}
+    digest = digest_of([data, config])
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -158,6 +163,10 @@ class Checkpoints:
       ),
       force=True,
     )
+
+  def note_loss(self, step: int, validation_loss: float) -> None:
+    """Takes the loss of a checkpoint that was written without one."""
+    self._losses[step] = validation_loss
 
   def wait(self) -> None:
     """Waits until nothing is being written; raises as `save`."""
@@ -219,11 +228,12 @@ class Checkpoints:
     """Of what is there; see `_Best`."""
     if not self._keep.best:
       return {}
-    losses = {}
+    losses: dict[int, float | None] = {}
     for step in complete_steps(self._directory):
       # Whoever restores it is told what is wrong with it.
       with contextlib.suppress(Exception):
-        losses[step] = read_values(self._directory, step).validation_loss
+        found = read_values(self._directory, step).losses
+        losses = found | {step: found.get(step)} | losses
     return losses
 
   def _reopen(self) -> None:

@@ -17,7 +17,7 @@ from deltajax.config import ConfigError
 
 CHECKSUMS = "checksums"  # Of the arrays.
 DIGEST = "digest"  # Of all else.
-LOSS = "validation_loss"
+LOSSES = "validation_losses"
 STATE, DATA, CONFIG = "state", "data", "config"  # Items, each in a directory.
 _PARAMS = ".params"  # Where a training state holds its parameters.
 
@@ -30,13 +30,14 @@ class Values:
     data: plain values that describe the position in the data.
     config: of the run.
     checksums: of each array, by its path.
-    validation_loss: if it came with one.
+    losses: on the validation set, as far as they were known, of this checkpoint
+      and of those that were there when it was written.
   """
 
   data: dict[str, Any]
   config: dict[str, Any]
   checksums: dict[str, int]
-  validation_loss: float | None
+  losses: dict[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def read_values(directory: pathlib.Path, step: int) -> Values:
   return Values(
     checksums=data.pop(CHECKSUMS),
     # Older ones hold none.
-    validation_loss=data.pop(LOSS, None),
+    losses={int(k): x for k, x in data.pop(LOSSES, {}).items()},
     data=data,
     config=config,
   )

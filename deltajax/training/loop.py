@@ -184,10 +184,14 @@ def train(
     )
     if given is not None and not step:
       writer.write(0, session.validate(state))
-    state = session.run(state, batches, step, last_step)
+
+    def written() -> list[dict[str, float]]:
+      return hosts.on_main_host(lambda: read_metrics(directory.metrics)) or []
+
+    state = session.run(state, batches, step, last_step, written())
     step = max(step, last_step)
     validation = session.validation or session.validate(state)
-    lines = hosts.on_main_host(lambda: read_metrics(directory.metrics)) or []
+    lines = written()
     result = RunResult(
       directory=directory,
       data=data,

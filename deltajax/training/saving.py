@@ -61,7 +61,10 @@ class Saver:
     """Starts to write a checkpoint; see `Checkpoints.save`."""
     begin = time.monotonic()
     if step in self._saved.steps():
-      return  # A run that goes on from it ends before its next update.
+      # A run that goes on from it ends before its next update; or an attempt
+      # that failed for another reason had written it.
+      self._failed = False
+      return
     # An earlier one may have failed since: it must not cost this one too.
     if not self._failed:
       self._note(self._problem_of(self._saved.wait))
@@ -91,6 +94,10 @@ class Saver:
       f"update {step} is done, but its checkpoint could not be written;"
       f" {self.last_good()}."
     )
+
+  def note_loss(self, step: int, validation_loss: float) -> None:
+    """See `Checkpoints.note_loss`."""
+    self._saved.note_loss(step, validation_loss)
 
   def last_good(self) -> str:
     """What a run would go on from."""

@@ -518,7 +518,8 @@ def test_who_comes_second_waits_and_reads_what_the_first_prepared(
     second = threads.submit(load, str(path), "train", tmp_path / "data")
     said, end = "", time.monotonic() + 30
     while "waiting: another process prepares" not in said:
-      assert time.monotonic() < end and not second.done()
+      assert time.monotonic() < end
+      assert not second.done()
       time.sleep(0.01)
       said += capsys.readouterr().out
     goes_on.set()

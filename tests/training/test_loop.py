@@ -506,6 +506,37 @@ def test_sigterm_at_the_last_update_ends_the_run_as_usual(corpus, tmp_path):
     assert sum(wanted in x for x in names) == 1
 
 
+@pytest.mark.parametrize("keep_best", [0, 1])
+def test_a_validation_that_sigterm_left_out_is_made_up_for(
+  corpus, tmp_path, keep_best
+):
+  options = {"checkpoint_every": 3, "keep_checkpoints": 1}
+  config = tiny_config(
+    corpus, steps=9, eval_every=3, keep_best=keep_best, **options
+  )
+
+  def losses_of(name):
+    return [
+      (x["step"], x["validation/loss"])
+      for x in metrics(tmp_path / name)
+      if "validation/loss" in x
+    ]
+
+  def ask_at_5(line):  # Metrics are read one update late.
+    if line.startswith("step 5/"):
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  train(config, tmp_path / "whole", quiet)
+  with pytest.raises(PreemptedError, match="6 of 9 updates"):
+    train(config, tmp_path / "run", ask_at_5)
+  assert len(losses_of("run")) == 1
+  stop = dataclasses.replace(config.training, stop_after=7)
+  train(dataclasses.replace(config, training=stop), tmp_path / "run", quiet)
+  train(config, tmp_path / "run", quiet)
+  found = losses_of("run")
+  assert [x for x in found if x[0] != 7] == losses_of("whole")
+
+
 def cut_short(path):
   """Returns the whole file."""
   raw = path.read_bytes()

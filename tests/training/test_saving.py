@@ -292,9 +292,33 @@ def test_the_best_is_kept_over_sessions(tmp_path):
   assert session({1: 9.0, 2: 1.0, 3: 5.0}) == [3, 2]
   assert session({4: 6.0, 5: 7.0}) == [5, 2]
   assert session({6: 0.5, 7: 8.0}) == [7, 6]
-  # Of one that cannot be read nobody knows whether it was the best.
-  garble_position(tmp_path, 6)
-  assert session({8: 3.0, 9: 4.0}) == [9, 8, 6]
+  garble_position(tmp_path, 6)  # Those behind it know its loss.
+  assert session({8: 3.0, 9: 4.0}) == [9, 6]
+  # Where nobody does, it may be the best.
+  garble_position(tmp_path, 9)
+  assert session({10: 3.0, 11: 4.0}) == [11, 10, 9, 6]
+
+
+def test_a_loss_that_is_known_later_counts_for_ever(tmp_path):
+  def session(losses, noted=None):
+    with Checkpoints(tmp_path / "checkpoints", Keep(1, best=1)) as saved:
+      if noted is not None:
+        saved.note_loss(*noted)
+      for step, loss in losses.items():
+        saved.save(step, state(step), {}, {}, loss)
+      saved.wait()
+      return saved.steps()
+
+  assert session({1: 9.0, 2: None}) == [2, 1]
+  assert session({3: 5.0}, noted=(2, 1.0)) == [3, 2]
+  assert session({4: 6.0, 5: 7.0}) == [5, 2]
+
+
+def test_what_was_written_after_all_is_no_failure(saved):
+  saver = Saver(saved, every=10, log=lambda line: None)
+  saver._failed = True
+  saver.finish(3, state(3), {}, {})
+  assert not saver.due(11)
 
 
 def test_the_best_is_kept_over_a_failure(tmp_path):
