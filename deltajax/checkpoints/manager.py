@@ -117,6 +117,8 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Updates completed by each complete checkpoint, the newest first."""
+    if self._is_closed:  # It may count one that failed.
+      return complete_steps(self._directory)
     return sorted(self._manager.all_steps(), reverse=True)
 
   def save(

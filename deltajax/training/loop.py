@@ -32,7 +32,12 @@ from deltajax.training.metrics import (
   Progress,
   read_metrics,
 )
-from deltajax.training.run_data import check_same_data, load_data, RunData
+from deltajax.training.run_data import (
+  check_same_data,
+  digest_of_rows,
+  load_data,
+  RunData,
+)
 from deltajax.training.run_directory import check_same_run, RunDirectory
 from deltajax.training.saving import restore_newest, Saver
 from deltajax.training.session import Session
@@ -116,7 +121,12 @@ def train(
       }
     )
     data = hosts.main_host_first(lambda: load_data(config))
-    hosts.agree({"training data": data.train.info.fingerprint})
+    hosts.agree(
+      {
+        "training data": data.train.info.fingerprint,
+        "validation data": digest_of_rows(data.validation),
+      }
+    )
     training = config.training
     batches = train_iterator(
       data.train,

@@ -4,7 +4,8 @@ A run goes on without the checkpoint that a full disk or a lost connection
 refuses; it says so, keeps the older ones, and tries again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import time
 from typing import Any
 
@@ -59,7 +60,30 @@ class Saver:
 
   def save(self, step: int, *args: Any, **kwargs: Any) -> None:
     """Starts to write a checkpoint; see `Checkpoints.save`."""
-    begin = time.monotonic()
+    with self._blocking():
+      self._save(step, *args, **kwargs)
+
+  def finish(self, step: int, *args: Any, **kwargs: Any) -> None:
+    """Writes a checkpoint and waits until it is complete.
+
+    Raises:
+      NotSavedError: if that fails several times.
+    """
+    with self._blocking():
+      for attempt in range(LAST_ATTEMPTS):
+        if attempt:
+          time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        self._save(step, *args, **kwargs)
+        if not self._failed:
+          self._note(self._problem_of(self._saved.wait))
+        if not self._failed:
+          return
+    raise NotSavedError(
+      f"update {step} is done, but its checkpoint could not be written;"
+      f" {self.last_good()}."
+    )
+
+  def _save(self, step: int, *args: Any, **kwargs: Any) -> None:
     if step in self._saved.steps():
       # A run that goes on from it ends before its next update; or an attempt
       # that failed for another reason had written it.
@@ -74,26 +98,14 @@ class Saver:
         lambda: self._saved.save(step, *args, **kwargs)
       )
     self._note(problem)
-    self.blocked_seconds = time.monotonic() - begin
 
-  def finish(self, step: int, *args: Any, **kwargs: Any) -> None:
-    """Writes a checkpoint and waits until it is complete.
-
-    Raises:
-      NotSavedError: if that fails several times.
-    """
-    for attempt in range(LAST_ATTEMPTS):
-      if attempt:
-        time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-      self.save(step, *args, **kwargs)
-      if not self._failed:
-        self._note(self._problem_of(self._saved.wait))
-      if not self._failed:
-        return
-    raise NotSavedError(
-      f"update {step} is done, but its checkpoint could not be written;"
-      f" {self.last_good()}."
-    )
+  @contextlib.contextmanager
+  def _blocking(self) -> Iterator[None]:
+    begin = time.monotonic()
+    try:
+      yield
+    finally:
+      self.blocked_seconds = time.monotonic() - begin
 
   def note_loss(self, step: int, validation_loss: float) -> None:
     """See `Checkpoints.note_loss`."""

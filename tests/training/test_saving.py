@@ -365,6 +365,22 @@ def test_a_failure_is_loud_and_tried_again_soon(saved, monkeypatch):
   assert not saver.due(24)
 
 
+def test_the_last_checkpoint_holds_up_the_run_until_it_is_complete(
+  saved, monkeypatch
+):
+  wait = saved.wait
+
+  def slow():
+    time.sleep(0.2)
+    wait()
+
+  saver = Saver(saved, every=20, log=lambda line: None)
+  saver.finish(4, state(4), {}, {})
+  monkeypatch.setattr(saved, "wait", slow)
+  saver.finish(5, state(5), {}, {})
+  assert saver.blocked_seconds > 0.4  # For the one before, and for itself.
+
+
 def test_the_end_of_a_run_that_cannot_be_saved(saved, monkeypatch):
   monkeypatch.setattr(saving, "SECONDS_BETWEEN_ATTEMPTS", 0.0)
   disk = Broken(saved, monkeypatch)
@@ -386,6 +402,9 @@ def test_a_directory_that_cannot_be_opened_again_ends_nothing(
     patch.setattr(ocp, "CheckpointManager", refused)
     saver.save(10, state(10), {}, {})
     assert refused.called
+    # What a manager that is closed believes counts for nothing.
+    patch.setattr(saved._manager, "all_steps", lambda: [3, 10])
+    assert saved.steps() == [3, 2, 1]
   assert "the last good checkpoint has 3 updates" in lines[0]
   disk.reason = None
   assert saver.due(11)
