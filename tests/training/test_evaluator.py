@@ -15,9 +15,9 @@ def test_whatever_keeps_the_test_split_from_being_read(monkeypatch, problem):
   """On other hosts it is one and the same error: none may leave alone."""
   lines = []
   monkeypatch.setattr(module.hosts, "rows_of_host", mock.Mock())
-  evaluator = Evaluator(
-    mock.MagicMock(), mock.MagicMock(), mock.Mock(), lines.append
-  )
+  trainer = mock.MagicMock()
+  trainer.config.training.eval_routing = False
+  evaluator = Evaluator(trainer, mock.MagicMock(), mock.Mock(), lines.append)
   monkeypatch.setattr(module, "find_mixture", mock.Mock(side_effect=problem(7)))
   assert evaluator.test({}) == {}
   (line,) = lines
