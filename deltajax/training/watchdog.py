@@ -90,8 +90,6 @@ class Watchdog:
       number: which of its kind.
     """
     before = self._work
-    if before is not None and before is self._reported:
-      self._log(f"watchdog  {before.name} ended after {before.age():.0f} s")
     seconds = self._seconds or 0.0
     if kind not in self._begun:
       seconds += self._compile_seconds
@@ -99,6 +97,8 @@ class Watchdog:
     name = kind if number is None else f"{kind} {number}"
     # All at once: the thread may look at any moment.
     self._work = _Work(name, time.monotonic(), seconds)
+    if before is not None and before is self._reported:
+      self._log(f"watchdog  {before.name} ended after {before.age():.0f} s")
 
   def _watch(self) -> None:
     assert self._seconds is not None
@@ -110,7 +110,8 @@ class Watchdog:
       report = threading.Thread(target=self._report, args=[work], daemon=True)
       report.start()
       report.join(REPORT_SECONDS)
-      if self._exits and work is self._work:
+      goes_on = work is self._work and not self._end.is_set()
+      if self._exits and goes_on:
         os._exit(HUNG)
 
   def _report(self, work: _Work) -> None:
