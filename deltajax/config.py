@@ -456,9 +456,10 @@ class HealthConfig:
       gradient is not finite, or their loss is a spike; one more stops the run.
     spike: standard deviations above the running mean of about 100 losses from
       which a loss is a spike; None: none is.
-    hang_seconds: after which a step, a validation or a checkpoint that does not
-      end is reported, with the stacks of all threads; None: never. The first of
-      each kind, which compiles, has 20 minutes more.
+    hang_seconds: after which a start, an update, a validation, a test, a
+      routing summary, a checkpoint or a report that does not end is reported,
+      with the stacks of all threads; None: never. The first of each kind,
+      which compiles, has 20 minutes more.
     hang_exits: end the process then, with exit code 4.
   """
 

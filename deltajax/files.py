@@ -1,12 +1,16 @@
-"""Files that are written whole, and digests of plain values."""
+"""Files that are written whole, one process at a time; digests of values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import pathlib
 from typing import Any
+
+# Of file systems that know no locks.
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def temporary_of(path: pathlib.Path) -> pathlib.Path:
@@ -36,6 +40,36 @@ def flush(path: pathlib.Path) -> None:
   """Returns when what a file holds has reached the disk."""
   with path.open("rb") as file:
     os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def one_at_a_time(
+  lock: pathlib.Path, waits: Callable[[], None]
+) -> Iterator[None]:
+  """Lets one process after the other into the block.
+
+  Whoever comes in must look whether there is still something to do. A lock ends
+  with its process, however that ends; some file systems know none.
+
+  Args:
+    lock: a file for it, which goes when a process leaves.
+    waits: is called if another process is in the block.
+  """
+  import fcntl
+
+  with lock.open("a") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      waits()
+      fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+      if error.errno not in NO_LOCKS:
+        raise
+    try:
+      yield
+    finally:
+      lock.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ the run goes on, and counts once it is complete. What cannot be written costs
 the run nothing but the checkpoint.
 """
 
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import pathlib
@@ -14,32 +15,22 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from deltajax.checkpoints.checksums import (
-  check,
-  check_values,
-  checksums,
+from deltajax.checkpoints.checksums import checksums
+from deltajax.checkpoints.reading import (
+  CHECKSUMS,
+  complete_steps,
+  CONFIG,
+  DATA,
+  DIGEST,
+  LOSSES,
+  read_state,
+  read_values,
+  STATE,
+  Unchecked,
 )
 from deltajax.files import digest_of
 
 DAMAGED = "damaged"
-_CHECKSUMS = "checksums"  # Of the arrays.
-_DIGEST = "digest"  # Of all else.
-_PARAMS = ".params"  # Where a training state holds its parameters.
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-  """What a checkpoint holds.
-
-  Attributes:
-    step: completed updates.
-    state: the tree that was saved.
-    data: plain values that describe the position in the data.
-  """
-
-  step: int
-  state: Any
-  data: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +47,45 @@ class Keep:
   every: int | None = None
   best: int = 0
 
-  def policy(self) -> ocp.checkpoint_managers.PreservationPolicy:
-    """The same for Orbax."""
+  def policy(
+    self, losses: Mapping[int, float | None]
+  ) -> ocp.checkpoint_managers.PreservationPolicy:
+    """The same for Orbax; see `_Best` for the losses."""
     policies = ocp.checkpoint_managers
     kept: list[Any] = [policies.LatestN(self.newest)]
     if self.every is not None:
       kept.append(policies.EveryNSteps(self.every))
     if self.best:
-      kept.append(
-        policies.BestN(
-          get_metric_fn=lambda metrics: -metrics["loss"],
-          n=self.best,
-          keep_checkpoints_without_metrics=False,
-        )
-      )
+      kept.append(_Best(self.best, losses))
     return policies.AnyPreservationPolicy(kept)
+
+
+@dataclasses.dataclass
+class _Best:
+  """Keeps the checkpoints with the least validation loss.
+
+  Attributes:
+    number: how many.
+    losses: of each checkpoint that could be read, None where it has none; one
+      that could not is kept, since it may be the best.
+  """
+
+  number: int
+  losses: Mapping[int, float | None]
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Whether each is kept; as Orbax asks."""
+    del context
+    steps = [info.step for info in checkpoints]
+    known = [
+      (loss, step)
+      for step in steps
+      if (loss := self.losses.get(step)) is not None
+    ]
+    best = {step for _, step in sorted(known)[: self.number]}
+    return [step in best or step not in self.losses for step in steps]
 
 
 class Checkpoints:
@@ -81,17 +96,11 @@ class Checkpoints:
   Args:
     directory: is made if there is none.
     keep: which are kept.
-    read_only: nothing is made, or removed after another process's crash.
   """
 
-  def __init__(
-    self,
-    directory: pathlib.Path,
-    keep: Keep | None = None,
-    read_only: bool = False,
-  ):
+  def __init__(self, directory: pathlib.Path, keep: Keep | None = None):
     self._directory = directory.absolute()
-    self._keep = None if read_only else keep or Keep()
+    self._keep = keep or Keep()
     self._manager = self._open()
     self._is_closed = False
 
@@ -106,12 +115,10 @@ class Checkpoints:
       if kind is None:
         raise
 
-  def latest_step(self) -> int | None:
-    """Updates completed by the newest complete checkpoint, if any."""
-    return self._manager.latest_step()
-
   def steps(self) -> list[int]:
     """Updates completed by each complete checkpoint, the newest first."""
+    if self._is_closed:  # It may count one that failed.
+      return complete_steps(self._directory)
     return sorted(self._manager.all_steps(), reverse=True)
 
   def save(
@@ -139,18 +146,29 @@ class Checkpoints:
     """
     if self._is_closed:
       self._reopen()
-    data = {**data, _CHECKSUMS: checksums(state)}
+    self._losses[step] = validation_loss
+    known = {
+      str(k): x
+      for k in (*self.steps(), step)
+      if (x := self._losses.get(k)) is not None
+    }
+    data = {**data, CHECKSUMS: checksums(state), LOSSES: known}
     digest = digest_of([data, config])
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        data=ocp.args.JsonSave({**data, _DIGEST: digest}),
-        config=ocp.args.JsonSave(config),
+        **{
+          STATE: ocp.args.StandardSave(state),
+          DATA: ocp.args.JsonSave({**data, DIGEST: digest}),
+          CONFIG: ocp.args.JsonSave(config),
+        }
       ),
-      metrics=None if validation_loss is None else {"loss": validation_loss},
       force=True,
     )
+
+  def note_loss(self, step: int, validation_loss: float) -> None:
+    """Takes the loss of a checkpoint that was written without one."""
+    self._losses[step] = validation_loss
 
   def wait(self) -> None:
     """Waits until nothing is being written; raises as `save`."""
@@ -200,92 +218,40 @@ class Checkpoints:
     self.reload()
     return place
 
-  def restore(self, step: int, like: Any) -> Restored:
-    """Reads a checkpoint.
-
-    Args:
-      step: which one.
-      like: a tree of arrays or ShapeDtypeStructs with the shapes and dtypes
-        that are expected.
-
-    Raises:
-      ChecksumError: if anything is not what was saved.
-      Exception: whatever keeps Orbax from reading it.
-    """
-    data, _ = self._values(step)
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-    state = self._manager.restore(step, args=args)["state"]
-    check(state, data.pop(_CHECKSUMS))
-    return Restored(step=step, state=state, data=data)
-
-  def restore_params(self, step: int, like: Any, dtype: str) -> Any:
-    """Reads the parameters of a training state, and nothing else of it.
-
-    Args:
-      step: which checkpoint.
-      like: the parameters as ShapeDtypeStructs, in the dtype that is wanted;
-        without a sharding, they are put on JAX's default device.
-      dtype: in which they were saved.
-
-    Raises:
-      ChecksumError: if they are not what was saved.
-      Exception: whatever keeps Orbax from reading it.
-    """
-    data, _ = self._values(step)
-    saved = {
-      path.removeprefix(_PARAMS): x
-      for path, x in data[_CHECKSUMS].items()
-      if path.startswith(_PARAMS)
-    }
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-        x.shape, jax.numpy.dtype(dtype), sharding=x.sharding or device
-      ),
-      like,
-    )
-    tree = {"params": abstract}
-    restore = ocp.args.PyTreeRestore(
-      tree,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-      partial_restore=True,
-    )
-    args = ocp.args.Composite(state=restore)
-    # As it was saved, whatever this process computes in.
-    with jax.enable_x64(True):
-      params = self._manager.restore(step, args=args)["state"]["params"]
-      check(params, saved)
-      return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
+  def read(self, step: int, like: Any) -> Unchecked:
+    """Reads this host's part of a checkpoint; see `read_state`."""
+    return read_state(self._directory, step, like)
 
   def config(self, step: int) -> dict[str, Any]:
-    """The config that was saved with a checkpoint; raises as `restore`."""
-    return self._values(step)[1]
+    """The config that was saved with a checkpoint; raises as `read_values`."""
+    return read_values(self._directory, step).config
 
-  def _values(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that is no array, checked: the position in the data, the config."""
-    read = ocp.args.JsonRestore()
-    found = self._manager.restore(
-      step, args=ocp.args.Composite(data=read, config=read)
-    )
-    data, config = dict(found["data"]), found["config"]
-    check_values([data, config], data.pop(_DIGEST, None))
-    return data, config
+  def _known_losses(self) -> dict[int, float | None]:
+    """Of what is there; see `_Best`."""
+    if not self._keep.best:
+      return {}
+    losses: dict[int, float | None] = {}
+    for step in complete_steps(self._directory):
+      # Whoever restores it is told what is wrong with it.
+      with contextlib.suppress(Exception):
+        found = read_values(self._directory, step).losses
+        losses = found | {step: found.get(step)} | losses
+    return losses
 
   def _reopen(self) -> None:
     self._manager = self._open()
     self._is_closed = False
 
   def _open(self) -> ocp.CheckpointManager:
-    if self._keep is None:
-      options = ocp.CheckpointManagerOptions(read_only=True, create=False)
-    else:
-      options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep.policy(),
-        cleanup_tmp_directories=True,
-      )
+    self._losses = self._known_losses()
+    self._directory.mkdir(parents=True, exist_ok=True)
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=self._keep.policy(self._losses),
+      cleanup_tmp_directories=True,
+      # For either, hosts would wait for each other.
+      create=False,
+      save_root_metadata=False,
+    )
     return ocp.CheckpointManager(
-      self._directory,
-      options=options,
-      item_names=("state", "data", "config"),
+      self._directory, options=options, item_names=(STATE, DATA, CONFIG)
     )

@@ -101,19 +101,32 @@ class Manifest:
           f" now it is {value}: name another directory, or remove it."
         )
 
-  def check_sources(self, directory: Path, sha256: Sequence[str]) -> None:
-    """Raises ConfigError unless it was made from these; see `check_same`."""
-    before = [source.sha256 for source in self.sources]
-    if before == list(sha256):
+  def check_sources(
+    self, directory: Path, kinds: Sequence[str], sha256: Sequence[str]
+  ) -> None:
+    """Raises ConfigError unless it was made from these; see `check_same`.
+
+    Args:
+      directory: of this manifest.
+      kinds: of each part.
+      sha256: of each part.
+    """
+    before = [(source.kind, source.sha256) for source in self.sources]
+    now = list(zip(kinds, sha256, strict=True))
+    if before == now:
       return
-    changed = [
-      source.path
-      for source, now in zip(self.sources, sha256, strict=False)
-      if source.sha256 != now
-    ] or [f"{len(before)} parts, now {len(sha256)}"]
+    what = f"{len(before)} parts, now {len(now)}"
+    for source, (kind, digest) in zip(self.sources, now, strict=False):
+      if source.kind != kind:
+        what = f"{source.path} as {source.kind}, now as {kind}"
+      elif source.sha256 != digest:
+        what = source.path
+      else:
+        continue
+      break
     raise ConfigError(
       f"{directory} holds a data set that was prepared from other sources"
-      f" ({changed[0]}): name another directory, or remove it."
+      f" ({what}): name another directory, or remove it."
     )
 
 

@@ -16,7 +16,7 @@ import grain
 import numpy as np
 
 from deltajax.config import DataConfig
-from deltajax.data import storage
+from deltajax.data import mixing, storage
 from deltajax.data.packed_dataset import (
   check_packed_for,
   has_rows,
@@ -31,7 +31,7 @@ from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
 from deltajax.data.split_plan import Fractions
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
-from deltajax.files import digest_of
+from deltajax.files import digest_of, one_at_a_time
 from deltajax.routing.validation import ConfigError, unknown_name
 
 DATASETS = {PythonStdlib.name: PythonStdlib}
@@ -167,17 +167,38 @@ def _prepared(
   key = [PACK_VERSION, fingerprint, sequence_length, held_out, files]
   digest = digest_of(key)[:16]
   target = Path(data_dir).expanduser() / "prepared" / digest
-  if not storage.is_dataset(target):
-    # Processes take longer to start than a small corpus to read.
-    small = sum(size for _, size, _ in files) < _SMALL_BYTES
-    prepare(
-      corpus,
-      target,
-      workers=0 if small else None,
-      log=lambda line: None,
-      keep_refused=False,
-    )
+  if storage.is_dataset(target):
+    return target
+
+  def waits() -> None:
+    print(f"data      waiting: another process prepares {texts}", flush=True)
+
+  lock = target.with_name(f".{digest}.lock")
+  try:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+  except OSError as error:
+    raise ConfigError(f"{lock.parent} cannot be written: {error}.") from None
+  with one_at_a_time(lock, waits):
+    # By now another may have done it.
+    if not storage.is_dataset(target):
+      _prepare(corpus, target, sum(size for _, size, _ in files))
   return target
+
+
+def _prepare(corpus: Corpus, target: Path, size: int) -> None:
+  """Prepares files of text; nothing stays of what is refused.
+
+  Args:
+    corpus: the files.
+    target: where to.
+    size: of the files in bytes.
+  """
+  # Processes take longer to start than a small corpus to read.
+  workers = 0 if size < _SMALL_BYTES else None
+  prepare(
+    corpus, target, workers=workers, log=lambda line: None, keep_refused=False
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +232,11 @@ class Mixture:
     infos = [source.info for source in self.sources]
     if len(infos) == 1:
       return infos[0]
-    parts = [[info.fingerprint for info in infos], self.weights]
+    parts = [
+      mixing.VERSION,
+      [info.fingerprint for info in infos],
+      self.weights,
+    ]
     return dataclasses.replace(
       infos[0],
       num_tokens=sum(info.num_tokens for info in infos),
@@ -263,8 +288,8 @@ def train_iterator(
   """Returns an endless iterator over batches, shuffled anew in each epoch.
 
   An epoch of a data set holds each of its rows once; a batch may begin in one
-  epoch and end in the next. Of several, each has epochs of its own, and any
-  stretch of the order has of each the share that its weight says, to one row.
+  epoch and end in the next. Of several, each has epochs of its own, and has of
+  the rows up to any the share that its weight says; see `mixing`.
   `get_state` (a JSON-serialisable dict) and `set_state` resume exactly,
   also with other rows or threads.
 
@@ -307,16 +332,19 @@ def train_iterator(
     .repeat(2**62 // len(source))
     for i, source in enumerate(mixture.sources)
   ]
-  order = orders[0]
-  if len(orders) > 1:
-    order = grain.MapDataset.mix(orders, mixture.weights)
+  sums = mixing.cumulative(mixture.weights)
+
+  def read(number: int) -> dict[str, np.ndarray]:
+    i, k = mixing.turn(number, sums)
+    return orders[i][k]
 
   def batch(number: int) -> Batch:
-    found = [order[int(number * batch_size + row)] for row in own]
+    found = [read(int(number * batch_size + row)) for row in own]
     return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
   # The state is how many batches were read: the same whatever the rows.
-  batches = grain.MapDataset.range(len(order) // batch_size).map(batch)
+  length = min(map(len, orders)) // batch_size
+  batches = grain.MapDataset.range(length).map(batch)
   options = grain.ReadOptions(
     num_threads=num_threads, prefetch_buffer_size=4 * num_threads
   )

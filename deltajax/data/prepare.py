@@ -129,7 +129,11 @@ def prepare(
   log(f"tokenizer  {corpus.tokenizer}, {tokenizer.vocab_size} ids")
   with start_workers(workers, threads=max(1, workers // len(parts))) as pool:
     if there is not None:
-      there.check_sources(out, pool.run([Hash(part) for part in parts]))
+      there.check_sources(
+        out,
+        [part.kind for part in parts],
+        pool.run([Hash(part) for part in parts]),
+      )
       if _is_scratch(scratch_of(out)):
         with _scratch(out):  # Of a process that was killed at its very end.
           pass
@@ -268,8 +272,10 @@ def _scratch(out: Path, keep_refused: bool = True) -> Iterator[Path]:
   if scratch.exists() and not _is_scratch(scratch):
     raise ConfigError(f"{scratch} holds something else; remove it.")
   try:
-    (scratch / "parts").mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    # First of all: a directory without it is not ours to go on with.
     lock = open(scratch / _LOCK, "a")  # noqa: SIM115 (closed below)
+    (scratch / "parts").mkdir(exist_ok=True)
   except OSError as error:
     raise ConfigError(f"{scratch} cannot be written: {error}.") from None
   with lock:

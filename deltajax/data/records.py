@@ -256,7 +256,8 @@ def _json_text(
   where: str, line: bytes, reading: Reading, tally: Tally
 ) -> str | Bad:
   """The text in a line of JSON."""
-  decoded = _decode(where, line.removeprefix(b"\xef\xbb\xbf"), reading, tally)
+  own = Tally()  # Of a document that is replaced twice, or comes to nothing.
+  decoded = _decode(where, line.removeprefix(b"\xef\xbb\xbf"), reading, own)
   try:
     value = json.loads(decoded)
   except (ValueError, RecursionError) as error:
@@ -272,7 +273,9 @@ def _json_text(
     return Bad("no_text", f"{where}: {reading.column!r} is {found}, no string.")
   # JSON can spell halves of characters, which no UTF-8 can.
   raw = text.encode("utf-8", errors="surrogatepass")
-  return _decode(where, raw, reading, tally)
+  text = _decode(where, raw, reading, own)
+  tally.replaced += bool(own.replaced)
+  return text
 
 
 def _lines(file: BinaryIO, limit: int) -> Iterator[bytes | None]:

@@ -11,12 +11,11 @@ import numpy as np
 from deltajax.analysis.analyze import conclude
 from deltajax.analysis.observe import Observer
 from deltajax.analysis.reads import model_reads
-from deltajax.config import ConfigError
 from deltajax.data.packing import target_mask
 from deltajax.data.pipeline import find_mixture
 from deltajax.training import hosts
 from deltajax.training.mesh import place_batch
-from deltajax.training.run_data import fixed_rows, RunData
+from deltajax.training.run_data import digest_of_rows, fixed_rows, RunData
 from deltajax.training.step import Batch, Trainer
 from deltajax.training.watchdog import Watchdog
 
@@ -71,7 +70,8 @@ class Evaluator:
     try:
       # It may have to be packed yet.
       batches = hosts.main_host_first(self._test_batches)
-    except (ConfigError, OSError) as error:
+      hosts.agree({"test split": digest_of_rows(batches)})
+    except Exception as error:  # Any: other hosts only learn that there is one.
       self._log(f"WARNING   the test split cannot be used: {error}")
       return {}
     return self._quality("test", params, batches) if batches else {}

@@ -13,8 +13,12 @@ from deltajax.checkpoints.huggingface import (
   load_pretrained,
   Pretrained,
 )
-from deltajax.checkpoints.manager import Checkpoints
 from deltajax.checkpoints.names import parameter_shapes
+from deltajax.checkpoints.reading import (
+  complete_steps,
+  read_params,
+  read_values,
+)
 from deltajax.config import (
   ConfigError,
   differences,
@@ -22,6 +26,7 @@ from deltajax.config import (
   ModelConfig,
   RunConfig,
 )
+from deltajax.training import hosts
 from deltajax.training.run_directory import RunDirectory
 
 # How a model is computed or was initialised, not which one it is.
@@ -64,17 +69,17 @@ class ModelDirectory:
     return self.path
 
   def load(self, like: Any = None) -> Pretrained:
-    """The model, in the dtype that it is stored in.
+    """The model, in the dtype that it is stored in; all hosts must ask.
 
     Args:
       like: ShapeDtypeStructs that say where parameters lie and in which dtype.
     """
-    if like is None:
-      return load_pretrained(self.path, param_dtype=None)
-    return load_pretrained(
-      self.path,
-      param_dtype=str(jax.tree.leaves(like)[0].dtype),
-      shardings=jax.tree.map(lambda x: x.sharding, like),
+    dtype = shardings = None
+    if like is not None:
+      dtype = str(jax.tree.leaves(like)[0].dtype)
+      shardings = jax.tree.map(lambda x: x.sharding, like)
+    return hosts.together(
+      lambda: load_pretrained(self.path, param_dtype=dtype, shardings=shardings)
     )
 
   def __str__(self) -> str:
@@ -95,8 +100,8 @@ class RunCheckpoint:
 
   def config(self) -> ModelConfig:
     """Of the model."""
-    with self._open() as saved:
-      return from_dict(RunConfig, saved.config(self.step)).model
+    values = read_values(self.run.checkpoints, self.step)
+    return from_dict(RunConfig, values.config).model
 
   @property
   def tokenizer(self) -> str:
@@ -120,23 +125,27 @@ class RunCheckpoint:
     return find_model(pathlib.Path(init_from)).origin
 
   def load(self, like: Any = None) -> Pretrained:
-    """The model, without the state of its optimizer.
+    """The model, without the state of its optimizer; all hosts must ask.
 
     Args:
       like: ShapeDtypeStructs that say where parameters lie and in which dtype.
     """
-    config = self.config()
+    config = hosts.together(self.config)
     if like is None:
       like = parameter_shapes(config)
-    with self._open() as saved:
-      params: Any = saved.restore_params(self.step, like, config.param_dtype)
+    # As it was saved, whatever this process computes in.
+    with jax.enable_x64(True):
+      stored = hosts.together(
+        lambda: read_params(
+          self.run.checkpoints, self.step, like, config.param_dtype
+        )
+      )
+      saved = stored.checked().state
+      params = jax.tree.map(lambda x, y: x.astype(y.dtype), saved, like)
     return Pretrained(config, params)
 
   def __str__(self) -> str:
     return f"run       {self.run.root} after {self.step} updates"
-
-  def _open(self) -> Checkpoints:
-    return Checkpoints(self.run.checkpoints, read_only=True)
 
 
 StoredModel = ModelDirectory | RunCheckpoint
@@ -166,10 +175,10 @@ def find_model(path: pathlib.Path) -> StoredModel:
       " model_type, nor a run with checkpoints."
     )
   if step is None:
-    with Checkpoints(run.checkpoints, read_only=True) as saved:
-      step = saved.latest_step()
-  if step is None:
-    raise ConfigError(f"{run.root} has no complete checkpoint.")
+    steps = complete_steps(run.checkpoints)
+    if not steps:
+      raise ConfigError(f"{run.root} has no complete checkpoint.")
+    step = steps[0]
   return RunCheckpoint(run, step)
 
 

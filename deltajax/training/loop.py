@@ -9,7 +9,8 @@ import pathlib
 import jax
 import numpy as np
 
-from deltajax.checkpoints.manager import Checkpoints, Keep, Restored
+from deltajax.checkpoints.manager import Checkpoints, Keep
+from deltajax.checkpoints.reading import Unchecked
 from deltajax.config import (
   ConfigError,
   from_dict,
@@ -31,7 +32,12 @@ from deltajax.training.metrics import (
   Progress,
   read_metrics,
 )
-from deltajax.training.run_data import check_same_data, load_data, RunData
+from deltajax.training.run_data import (
+  check_same_data,
+  digest_of_rows,
+  load_data,
+  RunData,
+)
 from deltajax.training.run_directory import check_same_run, RunDirectory
 from deltajax.training.saving import restore_newest, Saver
 from deltajax.training.session import Session
@@ -115,7 +121,12 @@ def train(
       }
     )
     data = hosts.main_host_first(lambda: load_data(config))
-    hosts.agree({"training data": data.train.info.fingerprint})
+    hosts.agree(
+      {
+        "training data": data.train.info.fingerprint,
+        "validation data": digest_of_rows(data.validation),
+      }
+    )
     training = config.training
     batches = train_iterator(
       data.train,
@@ -139,16 +150,18 @@ def train(
     keep = Keep(
       training.keep_checkpoints, training.keep_every, training.keep_best
     )
-    saved = stack.enter_context(Checkpoints(directory.checkpoints, keep))
+    saved = hosts.together(
+      lambda: stack.enter_context(Checkpoints(directory.checkpoints, keep))
+    )
     hosts.agree({"checkpoints": str(saved.steps())})
 
-    def read(step: int) -> Restored:
+    def read(step: int) -> Unchecked:
       saved_config = from_dict(RunConfig, saved.config(step))
       check_same_run(saved_config, config, f"checkpoint {step} of {workdir}")
-      restored = saved.restore(step, abstract_state)
+      stored = saved.read(step, abstract_state)
       if "data.content" not in training.accept:
-        check_same_data(restored.data, config.data, data)
-      return restored
+        check_same_data(stored.found.data, config.data, data)
+      return stored
 
     restored = restore_newest(saved, read, log)
     step = 0
@@ -181,10 +194,14 @@ def train(
     )
     if given is not None and not step:
       writer.write(0, session.validate(state))
-    state = session.run(state, batches, step, last_step)
+
+    def written() -> list[dict[str, float]]:
+      return hosts.on_main_host(lambda: read_metrics(directory.metrics)) or []
+
+    state = session.run(state, batches, step, last_step, written())
     step = max(step, last_step)
     validation = session.validation or session.validate(state)
-    lines = hosts.on_main_host(lambda: read_metrics(directory.metrics)) or []
+    lines = written()
     result = RunResult(
       directory=directory,
       data=data,
@@ -247,8 +264,7 @@ def _new_state(
     return trainer.compiled_init()
   log(f"start     {given}")
   like = trainer.abstract_state().params
-  model = hosts.together(lambda: given.load(like))
-  return trainer.compiled_start(model.params)
+  return trainer.compiled_start(given.load(like).params)
 
 
 def _warnings_to(log: Callable[[str], None]) -> Callable[[str], None]:

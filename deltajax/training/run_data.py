@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 import dataclasses
+import hashlib
 from typing import Any
+
+import numpy as np
 
 from deltajax.config import ConfigError, DataConfig, RunConfig
 from deltajax.data.pipeline import (
@@ -58,6 +61,15 @@ def fixed_rows(config: RunConfig, mixture: Mixture) -> Sequence[Batch]:
     batch_size=training.batch_size // training.accumulation,
     num_rows=training.eval_sequences,
   )
+
+
+def digest_of_rows(batches: Sequence[Batch]) -> str:
+  """sha256 (hex) of the rows of an evaluation."""
+  digest = hashlib.sha256()
+  for batch in batches:
+    for name in sorted(batch):
+      digest.update(np.ascontiguousarray(batch[name]).tobytes())
+  return digest.hexdigest()
 
 
 def parts(data: RunData) -> dict[str, Any]:

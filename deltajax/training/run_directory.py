@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import pathlib
@@ -19,9 +18,10 @@ from deltajax.config import (
   RunConfig,
   to_dict,
 )
-from deltajax.files import naming, temporary_of, write_file
+from deltajax.files import naming, NO_LOCKS, temporary_of, write_file
 
 LOCK = "lock"
+_STACKS = "stacks-{}.txt"
 
 # Fields, and whole sections, that may change between the sessions of one run:
 # where it runs, how it computes what it computes, and what it writes down.
@@ -86,7 +86,7 @@ class RunDirectory:
   @property
   def stacks(self) -> pathlib.Path:
     """Stacks of all threads, where something hung."""
-    return self.root / f"stacks-{jax.process_index()}.txt"
+    return self.root / _STACKS.format(jax.process_index())
 
   @contextlib.contextmanager
   def locked(self) -> Iterator[None]:
@@ -113,8 +113,7 @@ class RunDirectory:
           " another directory."
         ) from None
       except OSError as error:
-        # Some file systems know no locks.
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if error.errno not in NO_LOCKS:
           raise
       with naming(self.root / LOCK):
         file.truncate(0)
@@ -152,8 +151,12 @@ class RunDirectory:
     if self.root.exists() and not self.root.is_dir():
       raise ConfigError(f"--workdir {self.root} is a file, not a directory.")
     if not self.config.exists():
-      # A crash before the config was written leaves these.
-      ours = {self.root / LOCK, temporary_of(self.config)}
+      # A crash, or a hang, before the config was written leaves these.
+      ours = {
+        self.root / LOCK,
+        temporary_of(self.config),
+        *self.root.glob(_STACKS.format("*")),
+      }
       if any(x.is_file() and x not in ours for x in self.root.rglob("*")):
         raise ConfigError(
           f"--workdir {self.root} holds files but no config.json, so it is no"

@@ -4,11 +4,14 @@ A run goes on without the checkpoint that a full disk or a lost connection
 refuses; it says so, keeps the older ones, and tries again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import time
 from typing import Any
 
-from deltajax.checkpoints.manager import Checkpoints, Restored
+from deltajax.checkpoints.checksums import ChecksumError
+from deltajax.checkpoints.manager import Checkpoints
+from deltajax.checkpoints.reading import Restored, Unchecked
 from deltajax.config import ConfigError
 from deltajax.training import hosts
 from deltajax.training.stopping import NotSavedError
@@ -57,9 +60,35 @@ class Saver:
 
   def save(self, step: int, *args: Any, **kwargs: Any) -> None:
     """Starts to write a checkpoint; see `Checkpoints.save`."""
-    begin = time.monotonic()
+    with self._blocking():
+      self._save(step, *args, **kwargs)
+
+  def finish(self, step: int, *args: Any, **kwargs: Any) -> None:
+    """Writes a checkpoint and waits until it is complete.
+
+    Raises:
+      NotSavedError: if that fails several times.
+    """
+    with self._blocking():
+      for attempt in range(LAST_ATTEMPTS):
+        if attempt:
+          time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        self._save(step, *args, **kwargs)
+        if not self._failed:
+          self._note(self._problem_of(self._saved.wait))
+        if not self._failed:
+          return
+    raise NotSavedError(
+      f"update {step} is done, but its checkpoint could not be written;"
+      f" {self.last_good()}."
+    )
+
+  def _save(self, step: int, *args: Any, **kwargs: Any) -> None:
     if step in self._saved.steps():
-      return  # A run that goes on from it ends before its next update.
+      # A run that goes on from it ends before its next update; or an attempt
+      # that failed for another reason had written it.
+      self._failed = False
+      return
     # An earlier one may have failed since: it must not cost this one too.
     if not self._failed:
       self._note(self._problem_of(self._saved.wait))
@@ -69,26 +98,18 @@ class Saver:
         lambda: self._saved.save(step, *args, **kwargs)
       )
     self._note(problem)
-    self.blocked_seconds = time.monotonic() - begin
 
-  def finish(self, step: int, *args: Any, **kwargs: Any) -> None:
-    """Writes a checkpoint and waits until it is complete.
+  @contextlib.contextmanager
+  def _blocking(self) -> Iterator[None]:
+    begin = time.monotonic()
+    try:
+      yield
+    finally:
+      self.blocked_seconds = time.monotonic() - begin
 
-    Raises:
-      NotSavedError: if that fails several times.
-    """
-    for attempt in range(LAST_ATTEMPTS):
-      if attempt:
-        time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-      self.save(step, *args, **kwargs)
-      if not self._failed:
-        self._note(self._problem_of(self._saved.wait))
-      if not self._failed:
-        return
-    raise NotSavedError(
-      f"update {step} is done, but its checkpoint could not be written;"
-      f" {self.last_good()}."
-    )
+  def note_loss(self, step: int, validation_loss: float) -> None:
+    """See `Checkpoints.note_loss`."""
+    self._saved.note_loss(step, validation_loss)
 
   def last_good(self) -> str:
     """What a run would go on from."""
@@ -123,7 +144,7 @@ class Saver:
 
 
 def restore_newest(
-  saved: Checkpoints, read: Callable[[int], Restored], log: Log
+  saved: Checkpoints, read: Callable[[int], Unchecked], log: Log
 ) -> Restored | None:
   """Reads the newest checkpoint that can be read; all hosts must call it.
 
@@ -131,8 +152,8 @@ def restore_newest(
 
   Args:
     saved: the checkpoints.
-    read: reads one; a ConfigError on any host is no damage, and ends the
-      search.
+    read: reads this host's part of one, without waiting for other hosts; a
+      ConfigError on any is no damage, and ends the search.
     log: takes lines for the console.
 
   Returns:
@@ -144,16 +165,23 @@ def restore_newest(
   damaged: list[int] = []
   for step in saved.steps():
     refused: ConfigError | None = None
-    is_damaged = False
+    problem: Exception | None = None
     try:
-      restored = read(step)
+      stored = read(step)
     except ConfigError as error:
       refused = error
     except Exception as error:
-      is_damaged = True
-      log(f"WARNING   checkpoint {step} is damaged ({_reason(error)})")
+      problem = error
     hosts.agree({}, refused)
-    if hosts.any_host(is_damaged):
+    if hosts.any_host(problem is not None):
+      problem = problem or OSError("on another host; see what it says")
+    else:
+      try:
+        restored = stored.checked()
+      except ChecksumError as error:  # On all hosts.
+        problem = error
+    if problem is not None:
+      log(f"WARNING   checkpoint {step} is damaged ({_reason(problem)})")
       damaged.append(step)
       continue
     if damaged:

@@ -55,9 +55,21 @@ class Session:
     self.validation: dict[str, float] = {}  # Of the last state, if any.
 
   def run(
-    self, state: TrainState, batches: Any, step: int, last_step: int
+    self,
+    state: TrainState,
+    batches: Any,
+    step: int,
+    last_step: int,
+    lines: Sequence[Mapping[str, float]],
   ) -> TrainState:
     """Runs updates until `last_step` are completed.
+
+    Args:
+      state: to begin with.
+      batches: of all updates to come.
+      step: completed updates.
+      last_step: that are to be.
+      lines: of the metrics so far; empty on hosts that write none.
 
     Raises:
       PreemptedError: if it is asked to end before that, once all is saved.
@@ -68,6 +80,8 @@ class Session:
     update = self.trainer.jit_update()
     if step < last_step and self.stop.reached():
       raise self._preempted(step)
+    if step:
+      self._catch_up(state, step, last_step, lines)
     self.watchdog.begin("update", step + 1)
     pending = None
     while step < last_step:
@@ -83,13 +97,12 @@ class Session:
       is_last = step == last_step
       stops = self.stop.reached()
       due = self.saver.due(step)
-      # Of checkpoints of which the best are kept each has a loss of its own.
-      evaluates = step % training.eval_every == 0 or is_last
-      evaluates |= due and training.keep_best > 0
+      evaluates = self._evaluates(step, last_step, due)
       if evaluates or due or stops:
         self._report(*pending)
         pending = None
         loss = None
+        # There may be little time: the next session does it.
         if evaluates and not stops:
           loss = self._evaluate(step, state)
         # While updates are skipped nobody knows whether the state is good: the
@@ -140,6 +153,38 @@ class Session:
     if values:
       self.writer.write(step, values)
     return values
+
+  def _evaluates(self, step: int, last_step: int, due: bool) -> bool:
+    """Whether there is a validation after an update.
+
+    Args:
+      step: completed updates.
+      last_step: that are to be.
+      due: whether a checkpoint is.
+    """
+    training = self.trainer.config.training
+    # Of checkpoints of which the best are kept each has a loss of its own.
+    if due and training.keep_best:
+      return True
+    return step % training.eval_every == 0 or step == last_step
+
+  def _catch_up(
+    self,
+    state: TrainState,
+    step: int,
+    last_step: int,
+    lines: Sequence[Mapping[str, float]],
+  ) -> None:
+    """Makes the validation that a session which had to end left undone."""
+    training = self.trainer.config.training
+    due = step % training.checkpoint_every == 0
+    if not self._evaluates(step, last_step, due):
+      return
+    known = _losses_at(lines, step)
+    if hosts.any_host(hosts.is_main_host() and not known):
+      known = [self._evaluate(step, state)]
+    if known:
+      self.saver.note_loss(step, known[0])
 
   def _evaluate(self, step: int, state: TrainState) -> float:
     """Writes down how good a state is; returns the validation loss."""
@@ -227,3 +272,9 @@ class Session:
       f"this process was asked to end (SIGTERM); {step} of {steps} updates are"
       " done and saved. The same command goes on from there."
     )
+
+
+def _losses_at(lines: Sequence[Mapping[str, float]], step: int) -> list[float]:
+  """The validation losses after an update that lines of metrics have."""
+  name = "validation/loss"
+  return [x[name] for x in lines if x["step"] == step and name in x]

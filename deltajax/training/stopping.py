@@ -44,7 +44,10 @@ class PreemptedError(RunStopped):
 
 
 class NotSavedError(RunStopped):
-  """The run is done, but its last checkpoint could not be written."""
+  """The last checkpoint of a session could not be written.
+
+  Of a run that is done, or that was asked to end.
+  """
 
 
 class StopRequest:

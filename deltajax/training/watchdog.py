@@ -1,9 +1,12 @@
 """Says where a run hangs: in a step, a collective, the data or the disk."""
 
 from collections.abc import Callable
+import contextlib
+import dataclasses
 import faulthandler
 import os
 import pathlib
+import sys
 import threading
 import time
 
@@ -11,13 +14,34 @@ from deltajax.training.stopping import HUNG
 
 # Added for the first of each kind of work, which compiles.
 COMPILE_SECONDS = 1200.0
+# For a report, which may hang too: the disk may be what does.
+REPORT_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Work:
+  """What is being done.
+
+  Attributes:
+    name: for messages.
+    since: when it began.
+    seconds: that it may take.
+  """
+
+  name: str
+  since: float
+  seconds: float
+
+  def age(self) -> float:
+    """Seconds since it began."""
+    return time.monotonic() - self.since
 
 
 class Watchdog:
   """A thread that reports when nothing happens for too long.
 
-  Use as a context manager. All threads' stacks are appended to a file, once
-  for each hang.
+  Use as a context manager. All threads' stacks go to the error output and are
+  appended to a file, once for each hang.
 
   Args:
     seconds: after which a hang is reported; None: never.
@@ -42,8 +66,8 @@ class Watchdog:
     self._exits = exits
     self._compile_seconds = compile_seconds
     self._begun: set[str] = set()
-    self._what, self._since = "start", time.monotonic()
-    self._reported = False
+    self._work: _Work | None = None
+    self._reported: _Work | None = None
     self.begin("start")
     self._end = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -65,39 +89,44 @@ class Watchdog:
       kind: of work, to be named if it takes too long.
       number: which of its kind.
     """
-    now = time.monotonic()
-    if self._reported:
-      waited = now - self._since
-      self._log(f"watchdog  {self._what} ended after {waited:.0f} s")
-    self._limit = self._seconds or 0.0
+    before = self._work
+    seconds = self._seconds or 0.0
     if kind not in self._begun:
-      self._limit += self._compile_seconds
+      seconds += self._compile_seconds
     self._begun.add(kind)
-    self._what = kind if number is None else f"{kind} {number}"
-    self._since = now
-    self._reported = False
+    name = kind if number is None else f"{kind} {number}"
+    # All at once: the thread may look at any moment.
+    self._work = _Work(name, time.monotonic(), seconds)
+    if before is not None and before is self._reported:
+      self._log(f"watchdog  {before.name} ended after {before.age():.0f} s")
 
   def _watch(self) -> None:
     assert self._seconds is not None
     while not self._end.wait(min(1.0, self._seconds / 4)):
-      if self._reported or time.monotonic() - self._since < self._limit:
+      work = self._work
+      if work is None or work is self._reported or work.age() < work.seconds:
         continue
-      self._reported = True
-      self._log(
-        f"WARNING   {self._what} takes more than {self._limit:g} s; the"
-        f" stacks of all threads are in {self._write_stacks()}"
-      )
-      if self._exits:
+      self._reported = work
+      report = threading.Thread(target=self._report, args=[work], daemon=True)
+      report.start()
+      report.join(REPORT_SECONDS)
+      goes_on = work is self._work and not self._end.is_set()
+      if self._exits and goes_on:
         os._exit(HUNG)
 
-  def _write_stacks(self) -> str:
-    """Writes the stacks of all threads; returns where to."""
+  def _report(self, work: _Work) -> None:
+    """Says what hangs; what is more likely to hang too comes later."""
+    self._log(
+      f"WARNING   {work.name} takes more than {work.seconds:g} s; the stacks of"
+      f" all threads go to the error output and to {self._stacks}"
+    )
+    sys.stdout.flush()  # Nothing does that where the process is ended so.
+    with contextlib.suppress(Exception):  # A notebook has none.
+      faulthandler.dump_traceback(all_threads=True)
     try:
       with self._stacks.open("a") as file:
-        file.write(f"\n{time.ctime()}: {self._what}\n")
+        file.write(f"\n{time.ctime()}: {work.name}\n")
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-    except OSError as error:  # The disk may be what hangs.
-      faulthandler.dump_traceback(all_threads=True)
-      return f"the error output ({error})"
-    return str(self._stacks)
+    except OSError as error:
+      self._log(f"WARNING   the stacks are in no file: {error}")

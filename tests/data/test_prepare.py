@@ -334,6 +334,23 @@ def test_notes_are_written_when_what_they_note_is_on_the_disk(
     assert (one, other, name) == ("flush", "write_file", note)
 
 
+class Killed(BaseException):
+  pass
+
+
+@pytest.mark.parametrize("place", ["open", "remove_unfinished"])
+def test_a_kill_in_the_first_moments(sources, tmp_path, monkeypatch, place):
+  def dies(*args):
+    raise Killed
+
+  with monkeypatch.context() as patch:
+    patch.setattr(prepare_module, place, dies, raising=False)
+    with pytest.raises(Killed):
+      build(corpus(sources), tmp_path / "out")
+  assert (tmp_path / "out.partial").is_dir()
+  build(corpus(sources), tmp_path / "out")
+
+
 def test_what_another_process_works_on_is_not_removed(sources, tmp_path):
   """Whether it prepares the same set, or has just finished."""
   out = tmp_path / "out"
@@ -431,6 +448,7 @@ def test_done_is_done(sources, tmp_path):
     ({"sequence_length": 9}, "sequence_length 16; now it is 9: name another"),
     ({"reading": Reading(bad_records="skip")}, "with reading "),
     ({"fractions": Fractions(validation=0.2)}, "with fractions "),
+    ({"kind": "text"}, r"other sources \(.*0.jsonl as jsonl, now as text\)"),
     ("append", r"other sources \(.*3.jsonl\)"),
     ("remove", r"other sources \(6 parts, now 5\)"),
   ],

@@ -329,6 +329,17 @@ def test_halves_of_characters_are_not_utf8(tmp_path):
   assert tally.replaced == 1
 
 
+def test_a_document_is_counted_once_however_often_it_is_replaced(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_bytes(
+    b'{"text": "\xff a\\ud83db"}\n{"text": 7, "x": "\xff"}\n{"text": "b"}\n'
+  )
+  tally = Tally()
+  reading = Reading(invalid_utf8="replace", bad_records="skip")
+  assert len(read(path, reading=reading, tally=tally)) == 2
+  assert tally == Tally(replaced=1, skipped={"no_text": 1})
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.gz", "jsonl.zst"])
 @pytest.mark.parametrize("fault", ["cut", "flipped"])
 def test_damaged_files(kind, fault, tmp_path):

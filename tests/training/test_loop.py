@@ -130,8 +130,8 @@ def test_resume_in_a_fresh_process_is_bit_exact(corpus, tmp_path):
     assert losses(tmp_path / "two")[-1][0] == stop_after
   assert losses(tmp_path / "two") == losses(tmp_path / "whole")
   with Checkpoints(tmp_path / "two" / "checkpoints") as saved:
-    assert saved.latest_step() == 20
-    state = saved.restore(20, whole.state).state
+    assert saved.steps()[0] == 20
+    state = saved.read(20, whole.state).checked().state
   chex.assert_trees_all_equal(state, whole.state)
 
 
@@ -242,8 +242,7 @@ def test_non_finite_loss_stops_and_names_the_last_good_checkpoint(
   with pytest.raises(UnhealthyError, match=r"skip_limit is 3\); the last good"):
     train(config, tmp_path / "run", quiet)
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
-    last = saved.latest_step()
-    assert last is not None
+    last = saved.steps()[0]
   # The updates before it were made, those after it skipped.
   assert math.isnan(losses(tmp_path / "run")[-1][1])
   for step, loss, _ in losses(tmp_path / "run"):
@@ -298,6 +297,9 @@ def test_a_checkpoint_of_another_config_is_refused(
 def test_leftovers_and_broken_files_of_a_run_directory(corpus, tmp_path):
   directory = RunDirectory(tmp_path)
   (tmp_path / "config.json.tmp").write_text('{"mod')
+  # Where the start hung, on any host.
+  for host in (0, 11):
+    (tmp_path / f"stacks-{host}.txt").touch()
   directory.check(tiny_config(corpus))
   (tmp_path / "config.json").write_text('{"mod')
   with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
@@ -436,7 +438,7 @@ def test_changed_data_are_refused_on_resume(corpus, tmp_path):
     return "fingerprint: of other dat in the checkpoint, "
 
   with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
-    restored = saved.restore(10, Trainer(config).init())
+    restored = saved.read(10, Trainer(config).init()).checked()
   for step, change in enumerate((tokenizer, documents, unknown), 11):
     with Checkpoints(tmp_path / "run" / "checkpoints") as saved:
       position = copy.deepcopy(restored.data)
@@ -502,6 +504,37 @@ def test_sigterm_at_the_last_update_ends_the_run_as_usual(corpus, tmp_path):
   assert result.test
   for wanted in ("train/loss", "validation/loss", "test/loss"):
     assert sum(wanted in x for x in names) == 1
+
+
+@pytest.mark.parametrize("keep_best", [0, 1])
+def test_a_validation_that_sigterm_left_out_is_made_up_for(
+  corpus, tmp_path, keep_best
+):
+  options = {"checkpoint_every": 3, "keep_checkpoints": 1}
+  config = tiny_config(
+    corpus, steps=9, eval_every=3, keep_best=keep_best, **options
+  )
+
+  def losses_of(name):
+    return [
+      (x["step"], x["validation/loss"])
+      for x in metrics(tmp_path / name)
+      if "validation/loss" in x
+    ]
+
+  def ask_at_5(line):  # Metrics are read one update late.
+    if line.startswith("step 5/"):
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  train(config, tmp_path / "whole", quiet)
+  with pytest.raises(PreemptedError, match="6 of 9 updates"):
+    train(config, tmp_path / "run", ask_at_5)
+  assert len(losses_of("run")) == 1
+  stop = dataclasses.replace(config.training, stop_after=7)
+  train(dataclasses.replace(config, training=stop), tmp_path / "run", quiet)
+  train(config, tmp_path / "run", quiet)
+  found = losses_of("run")
+  assert [x for x in found if x[0] != 7] == losses_of("whole")
 
 
 def cut_short(path):

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import resource
 import shutil
+import sys
 import threading
 import time
 from unittest import mock
@@ -15,9 +16,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from deltajax.checkpoints import manager
+from deltajax.checkpoints import manager, reading
 from deltajax.checkpoints.checksums import ChecksumError, checksums
 from deltajax.checkpoints.manager import Checkpoints, Keep
+from deltajax.checkpoints.reading import (
+  complete_steps,
+  read_params,
+  read_state,
+)
 from deltajax.config import ConfigError
 from deltajax.training import saving
 from deltajax.training.health import Health
@@ -119,9 +125,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
   fault(tmp_path, 3)
   saved.reload()
   lines = []
-  found = restore_newest(
-    saved, lambda k: saved.restore(k, state(0)), lines.append
-  )
+  found = restore_newest(saved, lambda k: saved.read(k, state(0)), lines.append)
   assert found.step == found.data["at"] == 2
   np.testing.assert_array_equal(found.state["x"], state(2)["x"])
   assert lines[0].startswith("WARNING   checkpoint 3 is damaged (")
@@ -131,7 +135,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
   # Its number is free again.
   saved.save(3, state(3), {"at": 3}, {})
   saved.wait()
-  assert saved.restore(3, state(0)).data == {"at": 3}
+  assert saved.read(3, state(0)).checked().data == {"at": 3}
 
 
 def test_nothing_that_can_be_read_is_said_and_left_alone(saved, tmp_path):
@@ -140,7 +144,7 @@ def test_nothing_that_can_be_read_is_said_and_left_alone(saved, tmp_path):
   saved.reload()
   lines = []
   with pytest.raises(ConfigError, match=r"none of the checkpoints \[3, 2, 1\]"):
-    restore_newest(saved, lambda k: saved.restore(k, state(0)), lines.append)
+    restore_newest(saved, lambda k: saved.read(k, state(0)), lines.append)
   assert len(lines) == 3
   assert saved.steps() == [3, 2, 1]
 
@@ -163,17 +167,12 @@ def test_parameters_alone_are_checked_too(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "checksums", lambda tree: wrong)
     saved.save(2, whole, {}, {})
   monkeypatch.undo()
-  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
-    chex.assert_trees_all_equal(
-      saved.restore_params(1, like, "float32"), params
-    )
-    half = jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), like)
-    chex.assert_trees_all_equal(
-      saved.restore_params(1, half, "float32"),
-      jax.tree.map(lambda x: x.astype(jnp.bfloat16), params),
-    )
-    with pytest.raises(ChecksumError, match=r"the first is \['b'\]\['c'\]"):
-      saved.restore_params(2, like, "float32")
+  place = tmp_path / "checkpoints"
+  chex.assert_trees_all_equal(
+    read_params(place, 1, like, "float32").checked().state, params
+  )
+  with pytest.raises(ChecksumError, match=r"the first is \['b'\]\['c'\]"):
+    read_params(place, 2, like, "float32").checked()
 
 
 def test_all_hosts_are_told_of_a_refusal_before_it_is_raised(
@@ -196,9 +195,69 @@ def test_all_hosts_are_told_of_a_refusal_before_it_is_raised(
   assert told == [error.value]
 
 
+@pytest.mark.parametrize("host", range(2))
+def test_damage_that_one_host_sees_ends_no_other(saved, monkeypatch, host):
+  """Arrays are compared, on all hosts together, once all have read them."""
+  calls = []
+
+  def any_host(mine):
+    calls.append("any_host")
+    return (
+      mine or calls.count("any_host") == 1
+    )  # Checkpoint 3, here or on the other host.
+
+  def read(step):
+    calls.append("read")
+    if host and step == 3:
+      raise OSError("cut short")
+    return saved.read(step, state(0))
+
+  def check(tree, expected):
+    calls.append("check")
+
+  monkeypatch.setattr(saving.hosts, "any_host", any_host)
+  monkeypatch.setattr(reading, "check", check)
+  lines = []
+  calls.clear()
+  found = restore_newest(saved, read, lines.append)
+  assert found.step == 2
+  (line,) = (x for x in lines if x.startswith("WARNING"))
+  assert ("cut short" if host else "on another host") in line
+  assert calls == ["read", "any_host", "read", "any_host", "check"]
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda x: x | {"more": x["x"]}, r"checkpoint 3 has no \['more'\]"),
+    (lambda x: {"x": x["x"]}, r"checkpoint 3 has another array, \['step'\]"),
+  ],
+)
+def test_a_state_of_other_arrays_is_no_damage(saved, change, message):
+  lines = []
+  with pytest.raises(ConfigError, match=message):
+    restore_newest(
+      saved, lambda k: saved.read(k, change(state(0))), lines.append
+    )
+  assert not lines
+  assert saved.steps() == [3, 2, 1]
+
+
+def test_reading_waits_for_no_other_host(saved, tmp_path, monkeypatch):
+  """Nor does a directory that is opened."""
+  waits = mock.Mock(side_effect=AssertionError("waits"))
+  barrier = ocp.multihost.sync_global_processes
+  monkeypatch.setattr(sys.modules[barrier.__module__], barrier.__name__, waits)
+  place = tmp_path / "checkpoints"
+  assert read_state(place, 3, state(0)).found.step == 3
+  with Checkpoints(place, Keep(3)):
+    pass
+  waits.assert_not_called()
+
+
 def test_no_checkpoint_is_none(tmp_path):
   with Checkpoints(tmp_path / "checkpoints") as saved:
-    assert restore_newest(saved, lambda k: saved.restore(k, {}), print) is None
+    assert restore_newest(saved, lambda k: saved.read(k, {}), print) is None
 
 
 @pytest.mark.parametrize(
@@ -217,8 +276,61 @@ def test_which_are_kept(tmp_path, keep, expected):
       saved.save(step, state(step), {}, {}, loss)
     saved.wait()
     assert saved.steps() == expected
-  with Checkpoints(tmp_path / "checkpoints", read_only=True) as saved:
-    assert saved.steps() == expected
+  assert complete_steps(tmp_path / "checkpoints") == expected
+
+
+def test_the_best_is_kept_over_sessions(tmp_path):
+  place = tmp_path / "checkpoints"
+
+  def session(losses, number=1):
+    with Checkpoints(place, Keep(1, best=number)) as saved:
+      for step, loss in losses.items():
+        saved.save(step, state(step), {}, {}, loss)
+      saved.wait()
+      return saved.steps()
+
+  assert session({1: 9.0, 2: 1.0, 3: 5.0}) == [3, 2]
+  assert session({4: 6.0, 5: 7.0}) == [5, 2]
+  assert session({6: 0.5, 7: 8.0}) == [7, 6]
+  garble_position(tmp_path, 6)  # Those behind it know its loss.
+  assert session({8: 3.0, 9: 4.0}) == [9, 6]
+  # Where nobody does, it may be the best.
+  garble_position(tmp_path, 9)
+  assert session({10: 3.0, 11: 4.0}) == [11, 10, 9, 6]
+
+
+def test_a_loss_that_is_known_later_counts_for_ever(tmp_path):
+  def session(losses, noted=None):
+    with Checkpoints(tmp_path / "checkpoints", Keep(1, best=1)) as saved:
+      if noted is not None:
+        saved.note_loss(*noted)
+      for step, loss in losses.items():
+        saved.save(step, state(step), {}, {}, loss)
+      saved.wait()
+      return saved.steps()
+
+  assert session({1: 9.0, 2: None}) == [2, 1]
+  assert session({3: 5.0}, noted=(2, 1.0)) == [3, 2]
+  assert session({4: 6.0, 5: 7.0}) == [5, 2]
+
+
+def test_what_was_written_after_all_is_no_failure(saved):
+  saver = Saver(saved, every=10, log=lambda line: None)
+  saver._failed = True
+  saver.finish(3, state(3), {}, {})
+  assert not saver.due(11)
+
+
+def test_the_best_is_kept_over_a_failure(tmp_path):
+  with Checkpoints(tmp_path / "checkpoints", Keep(1, best=1)) as saved:
+    for step, loss in {1: 9.0, 2: 1.0, 3: 5.0}.items():
+      saved.save(step, state(step), {}, {}, loss)
+    saved.wait()
+    saved.start_again()
+    for step in (4, 5):
+      saved.save(step, state(step), {}, {}, 7.0)
+    saved.wait()
+    assert saved.steps() == [5, 2]
 
 
 class Broken:
@@ -253,6 +365,22 @@ def test_a_failure_is_loud_and_tried_again_soon(saved, monkeypatch):
   assert not saver.due(24)
 
 
+def test_the_last_checkpoint_holds_up_the_run_until_it_is_complete(
+  saved, monkeypatch
+):
+  wait = saved.wait
+
+  def slow():
+    time.sleep(0.2)
+    wait()
+
+  saver = Saver(saved, every=20, log=lambda line: None)
+  saver.finish(4, state(4), {}, {})
+  monkeypatch.setattr(saved, "wait", slow)
+  saver.finish(5, state(5), {}, {})
+  assert saver.blocked_seconds > 0.4  # For the one before, and for itself.
+
+
 def test_the_end_of_a_run_that_cannot_be_saved(saved, monkeypatch):
   monkeypatch.setattr(saving, "SECONDS_BETWEEN_ATTEMPTS", 0.0)
   disk = Broken(saved, monkeypatch)
@@ -274,6 +402,9 @@ def test_a_directory_that_cannot_be_opened_again_ends_nothing(
     patch.setattr(ocp, "CheckpointManager", refused)
     saver.save(10, state(10), {}, {})
     assert refused.called
+    # What a manager that is closed believes counts for nothing.
+    patch.setattr(saved._manager, "all_steps", lambda: [3, 10])
+    assert saved.steps() == [3, 2, 1]
   assert "the last good checkpoint has 3 updates" in lines[0]
   disk.reason = None
   assert saver.due(11)
@@ -327,5 +458,5 @@ def test_a_disk_that_fills_up_while_it_is_written(saved, tmp_path):
   names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
   assert names == {"11", "3", "2"}
   np.testing.assert_array_equal(
-    saved.restore(11, state(0)).state["x"], state(11)["x"]
+    saved.read(11, state(0)).checked().state["x"], state(11)["x"]
   )

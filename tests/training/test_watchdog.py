@@ -1,4 +1,5 @@
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -35,10 +36,59 @@ def test_a_hang_is_reported_where_no_file_can_be_written(tmp_path, capfd):
   with Watchdog(0.2, tmp_path / "none" / "stacks", lines.append) as watchdog:
     watchdog.begin("update", 7)
     wait_for_a_lock_that_never_comes(1.0)
-  (line,) = lines
-  assert "are in the error output (" in line
-  assert "No such file or directory" in line
+    watchdog.begin("update", 8)
+  first, second, last = lines
+  assert first.startswith("WARNING   update 7 takes more than 0.2 s")
+  assert "No such file or directory" in second
+  assert last.startswith("watchdog  update 7 ended after ")
   assert "wait_for_a_lock_that_never_comes" in capfd.readouterr().err
+
+
+HUNG_DISK = """
+import os, pathlib, sys, time
+from deltajax.training import watchdog
+
+class Hung(type(pathlib.Path())):
+  def open(self, *args):
+    time.sleep(60)
+
+watchdog.REPORT_SECONDS = 1.0
+with watchdog.Watchdog(0.2, Hung("x"), exits=True, compile_seconds=0.0):
+  time.sleep(60)
+"""
+
+
+def test_a_disk_that_hangs_keeps_nobody_from_hearing_of_it():
+  done = subprocess.run(
+    [sys.executable, "-c", HUNG_DISK],
+    env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+    capture_output=True,
+    text=True,
+    timeout=30,
+    check=False,
+  )
+  assert done.returncode == HUNG
+  assert "WARNING   start takes more than 0.2 s" in done.stdout
+  assert "most recent call first" in done.stderr
+
+
+def test_what_ends_while_it_is_reported_does_not_end_the_process(
+  tmp_path, monkeypatch
+):
+  ended = []
+  monkeypatch.setattr(module.os, "_exit", ended.append)
+  lines = []
+
+  def log(line):
+    lines.append(line)
+    if line.startswith("WARNING"):
+      watchdog.begin("update", 2)
+
+  with Watchdog(0.5, tmp_path / "stacks", log, exits=True) as watchdog:
+    watchdog.begin("update", 1)
+    time.sleep(0.8)
+  assert len(lines) == 2
+  assert not ended
 
 
 def test_what_goes_on_is_not_reported(tmp_path):
