@@ -80,10 +80,9 @@ def test_from_parquet_to_the_figures_of_a_test_set(run, tmp_path):
   assert "300 documents" in run(prepare)
   smaller = ("--model.num-layers", "4", "--model.width", "32")
   printed = run(pretrain, *SHORTER, *smaller)
-  found = re.search(r"^test: +([\d.]+) .*over 9 of (\d+) rows$", printed, re.M)
-  assert found, printed
+  assert re.search(r"^test: +[\d.]+ bits per byte", printed, re.M), printed
   printed = run(evaluate)
-  assert f"split test: {found[2]} of {found[2]} rows" in printed
+  assert re.search(r"split test: (\d+) of \1 rows", printed), printed
   assert (tmp_path / "test.json").exists()
 
 

@@ -172,7 +172,9 @@ EVALUATIONS = {
     f"{EVALUATE} --split validaton", "'validaton'", "mean 'validation'"
   ),
   "empty": Bad(
-    f"{EVALUATE} --data EMPTY --rows all", "is empty", "without a single token"
+    f"{EVALUATE} --data EMPTY --rows all",
+    "hold no text",
+    "1 documents, all empty",
   ),
   "empty documents": Bad(
     f"{EVALUATE} --data EMPTY --stride 8", "EMPTY", "there is no text"

@@ -77,7 +77,8 @@ def test_without_more_it_is_the_runs_own_validation(run, tmp_path, capsys):
   printed = capsys.readouterr().out
   assert f"run       {run} after 2 updates" in printed
   assert "split validation: 8 of 8 rows" in printed
-  last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-2])
+  lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+  (last,) = [x for x in lines if x["step"] == 2 and "validation/loss" in x]
   (text,) = found["texts"]
   for name in ("loss", "perplexity", "bits_per_byte"):
     expected = last[f"validation/{name}"]
