@@ -89,9 +89,10 @@ def read_values(directory: pathlib.Path, step: int) -> Values:
     ChecksumError: if it is not what was saved.
     Exception: whatever keeps it from being read.
   """
-  read = ocp.JsonCheckpointHandler().restore
-  place = directory / str(step)
-  data, config = dict(read(place / DATA)), dict(read(place / CONFIG))
+  data, config = (
+    dict(ocp.JsonCheckpointHandler().restore(_place(directory, step, item)))
+    for item in (DATA, CONFIG)
+  )
   check_values([data, config], data.pop(DIGEST, None))
   return Values(
     checksums=data.pop(CHECKSUMS),
@@ -120,7 +121,7 @@ def read_state(directory: pathlib.Path, step: int, like: Any) -> Unchecked:
   abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
   with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
     state = handler.restore(
-      directory / str(step) / STATE, args=ocp.args.StandardRestore(abstract)
+      _place(directory, step, STATE), args=ocp.args.StandardRestore(abstract)
     )
   return Unchecked(Restored(step, state, values.data), values.checksums)
 
@@ -162,8 +163,13 @@ def read_params(
     partial_restore=True,
   )
   with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-    found = handler.restore(directory / str(step) / STATE, args=args)
+    found = handler.restore(_place(directory, step, STATE), args=args)
   return Unchecked(Restored(step, found["params"], values.data), saved)
+
+
+def _place(directory: pathlib.Path, step: int, item: str) -> pathlib.Path:
+  """The directory of an item; Orbax takes no relative ones."""
+  return directory.absolute() / str(step) / item
 
 
 def _check_same_arrays(step: int, like: Any, checksums: dict[str, int]) -> None:
