@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, IO
 
 # Of file systems that know no locks.
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def temporary_of(path: pathlib.Path) -> pathlib.Path:
@@ -42,14 +42,31 @@ def flush(path: pathlib.Path) -> None:
     os.fsync(file.fileno())
 
 
+def try_lock(file: IO[Any]) -> bool:
+  """Locks an open file for this process; False if another one has it.
+
+  A lock ends with its process, however that ends. True, too, where the file
+  system knows no locks.
+  """
+  import fcntl
+
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  except OSError as error:
+    if error.errno not in _NO_LOCKS:
+      raise
+  return True
+
+
 @contextlib.contextmanager
 def one_at_a_time(
   lock: pathlib.Path, waits: Callable[[], None]
 ) -> Iterator[None]:
-  """Lets one process after the other into the block.
+  """Lets one process after the other into the block; see `try_lock`.
 
-  Whoever comes in must look whether there is still something to do. A lock ends
-  with its process, however that ends; some file systems know none.
+  Whoever comes in must look whether there is still something to do.
 
   Args:
     lock: a file for it, which goes when a process leaves.
@@ -57,19 +74,25 @@ def one_at_a_time(
   """
   import fcntl
 
-  with lock.open("a") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      waits()
-      fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-      if error.errno not in NO_LOCKS:
-        raise
-    try:
-      yield
-    finally:
-      lock.unlink(missing_ok=True)
+  while True:
+    with lock.open("a") as file:
+      if not try_lock(file):
+        waits()
+        fcntl.flock(file, fcntl.LOCK_EX)
+      if not _is_file_at(lock, file):
+        continue  # Whoever left took it away, and another may have made it.
+      try:
+        yield
+      finally:
+        lock.unlink(missing_ok=True)
+      return
+
+
+def _is_file_at(path: pathlib.Path, file: IO[Any]) -> bool:
+  try:
+    return os.path.samestat(os.fstat(file.fileno()), path.stat())
+  except FileNotFoundError:
+    return False
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from deltajax.config import (
   RunConfig,
   to_dict,
 )
-from deltajax.files import naming, NO_LOCKS, temporary_of, write_file
+from deltajax.files import naming, temporary_of, try_lock, write_file
 
 LOCK = "lock"
 _STACKS = "stacks-{}.txt"
@@ -98,23 +98,16 @@ class RunDirectory:
     Raises:
       ConfigError: if another process is in.
     """
-    import fcntl
-
     is_new = not self.root.exists()
     self.root.mkdir(parents=True, exist_ok=True)
     with (self.root / LOCK).open("a+") as file:
-      try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
+      if not try_lock(file):
         file.seek(0)
         raise ConfigError(
           f"--workdir {self.root} is in use by process {file.read().strip()};"
           " two runs would destroy each other's files. Wait for it, or name"
           " another directory."
-        ) from None
-      except OSError as error:
-        if error.errno not in NO_LOCKS:
-          raise
+        )
       with naming(self.root / LOCK):
         file.truncate(0)
         file.write(f"{os.getpid()} of {socket.gethostname()}\n")
