@@ -11,9 +11,7 @@ from typing import Any
 import jax
 
 import deltajax
-
-# From this compute capability on, NVIDIA GPUs multiply in bfloat16.
-_BFLOAT16_FROM = 8.0
+from deltajax.routing.choice import gpu_refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +75,9 @@ def environment(devices: Sequence[Any] | None = None) -> Environment:
 
 def _dtype(device: Any) -> str:
   if device.platform == "gpu":
-    capability = getattr(device, "compute_capability", "0")
-    return "bfloat16" if float(capability) >= _BFLOAT16_FROM else "float32"
+    # From Ampere on, NVIDIA's multiply in bfloat16.
+    capability = getattr(device, "compute_capability", "0.0")
+    return "bfloat16" if gpu_refusal(capability) is None else "float32"
   return "bfloat16" if device.platform == "tpu" else "float32"
 
 

@@ -18,6 +18,10 @@ def device(platform, kind, **more):
 DEVICES = {
   "Tesla T4": (device("gpu", "Tesla T4", compute_capability="7.5"), "float32"),
   "A100": (device("gpu", "A100", compute_capability="8.0"), "bfloat16"),
+  "MI300": (
+    device("gpu", "MI300X", compute_capability="gfx942"),
+    "float32",
+  ),
   "B200": (device("gpu", "B200", compute_capability="10.0"), "bfloat16"),
   "v5e": (device("tpu", "TPU v5 lite"), "bfloat16"),
   "cpu": (device("cpu", "cpu"), "float32"),

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
 import importlib.util
-import re
 import types
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.config import ModelConfig
-from deltajax.routing.choice import Choice, choose
+from deltajax.routing.choice import Choice, choose, gpu_refusal
 from deltajax.routing.sharding import active_sharding
 from deltajax.routing.validation import ConfigError
 
@@ -303,14 +302,11 @@ def _cudnn_refusal(case: AttentionCase) -> str | None:
   if not _has_cuda():
     return "JAX has no CUDA plug-in here (jax[cuda12] or jax[cuda13])"
   capability = _gpu_capability()
-  major = 8  # Ahead of time, on a host without a GPU.
-  if capability is not None:
-    if re.fullmatch(r"\d+\.\d+", capability) is None:
-      return f"it needs an NVIDIA GPU, this one is {capability}"
-    major = int(capability.split(".")[0])
-    if major < 8:
-      return f"it needs compute capability 8.0, this GPU has {capability}"
-  widest = 256 if major >= 9 else 128
+  refusal = gpu_refusal(capability)
+  if refusal is not None:
+    return refusal
+  # Ahead of time, on a host without a GPU, the least that may be there.
+  widest = 256 if float(capability or "8.0") >= 9 else 128
   if case.head_dim > widest or case.head_dim % 8:
     return (
       f"head_dim must be a multiple of 8 and at most {widest}, it is"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 import functools
 import logging
+import re
 from typing import Any, NamedTuple, Protocol
 
 from deltajax.routing.sharding import traced_platform
@@ -79,6 +80,22 @@ def choose(
       return choice
     rejected[candidate] = reason
   raise ConfigError(f"no {what} implementation serves {case}: {rejected}.")
+
+
+def gpu_refusal(capability: str | None) -> str | None:
+  """Why a GPU is none of NVIDIA's from Ampere on; None if it is.
+
+  Args:
+    capability: of the GPU, such as `8.0`, or `gfx942` of AMD's; None where not
+      known, ahead of time.
+  """
+  if capability is None:
+    return None
+  if re.fullmatch(r"\d+\.\d+", capability) is None:
+    return f"it needs an NVIDIA GPU, this one is {capability}"
+  if float(capability) < 8:
+    return f"it needs compute capability 8.0, this GPU has {capability}"
+  return None
 
 
 @functools.cache

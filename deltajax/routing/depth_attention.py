@@ -14,7 +14,6 @@ C = D / H, N all sources of a read (null, slots, running).
 
 from collections.abc import Callable, Mapping
 from functools import partial
-import re
 import types
 from typing import Any
 
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltajax.kernels import gpu, gpu_plan, tpu, tpu_plan
-from deltajax.routing.choice import Choice, choose
+from deltajax.routing.choice import Choice, choose, gpu_refusal
 from deltajax.routing.memory import Sources
 from deltajax.routing.partial_read import (
   MASKED,
@@ -353,13 +352,7 @@ def _interpret_triton_refusal(case: ReadCase) -> str | None:
 
 
 def _triton_refusal(case: ReadCase) -> str | None:
-  capability = case.compute_capability
-  if capability is not None:
-    if re.fullmatch(r"\d+\.\d+", capability) is None:
-      return f"it needs an NVIDIA GPU, this one is {capability}"
-    if float(capability) < 8:
-      return f"Triton needs compute capability 8.0, this GPU has {capability}"
-  return _interpret_triton_refusal(case)
+  return gpu_refusal(case.compute_capability) or _interpret_triton_refusal(case)
 
 
 # What the interpreter takes itself for.
