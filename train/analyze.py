@@ -40,12 +40,12 @@ class Options:
   Attributes:
     sources: runs, checkpoints of runs, or model directories.
     out: the directory that is written; an earlier analysis is replaced.
-    dataset: a name, the directory of a TFDS data set, or files of text; None:
-      the runs' own.
-    split: of the data set.
+    data: a name, the directory of a TFDS data set, or files of text; None: the
+      runs' own.
+    split: of the data.
     data_dir: where data sets are kept; None: the first run's own.
     tokenizer: `bytes`, or the path of a tokenizer.json; None: the models' own.
-    sequence_length: tokens that a model sees at once; None: the runs' own.
+    context: tokens that a model sees at once; None: the runs' own.
     rows: how many rows are read, always the same ones.
     batch_size: rows at once; None: as the first run has on its devices.
     dtype: of activations and matrix products; None: float32 on a CPU, and
@@ -61,11 +61,11 @@ class Options:
     ]
   ]
   out: pathlib.Path
-  dataset: str | None = None
+  data: str | None = None
   split: str = "validation"
   data_dir: str | None = None
   tokenizer: str | None = None
-  sequence_length: int | None = None
+  context: int | None = None
   rows: int = 64
   batch_size: int | None = None
   dtype: str | None = None
@@ -103,9 +103,14 @@ def prepare(options: Options) -> Plan:
   figures.check_matplotlib()
   report.check_output(options.out)
   subjects = find_subjects(options.sources)
-  given = ("dataset", "data_dir", "tokenizer", "sequence_length")
   config = common_data(
-    subjects, {name: getattr(options, name) for name in given}
+    subjects,
+    {
+      "dataset": options.data,
+      "data_dir": options.data_dir,
+      "tokenizer": options.tokenizer,
+      "sequence_length": options.context,
+    },
   )
   batch_size = options.batch_size
   if batch_size is None:

@@ -87,7 +87,9 @@ def find_parts(
   for source in sources:
     path = Path(source).expanduser()
     if not path.exists():
-      raise ConfigError(f"source {source!r} does not exist.")
+      raise ConfigError(
+        f"source {source!r} does not exist; name a file or a directory."
+      )
     found = _parts_below(path, kind, pattern)
     for file in (file for part in found for file in part.paths):
       real = os.path.realpath(file)

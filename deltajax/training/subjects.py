@@ -120,7 +120,7 @@ def common_data(
       continue
     if len(set(named.values())) > 1 and name != "data_dir":
       said = ", ".join(f"{x!r} in {run}" for run, x in named.items())
-      option = "sequence-length" if name == "sequence_length" else "dataset"
+      option = "context" if name == "sequence_length" else "data"
       raise ConfigError(
         f"the runs differ in data.{name}: {said}. Give --{option} to run"
         " all on the same data."
@@ -128,8 +128,8 @@ def common_data(
     values[name] = next(iter(named.values()))
   if "dataset" not in values:
     raise ConfigError(
-      "a model directory names no data set; give --dataset, the directory of a"
-      " TFDS data set or one of deltajax's own."
+      "a model directory names no data set; give --data, the directory of a TFDS"
+      " data set or one of deltajax's own."
     )
   if "tokenizer" not in values:
     values["tokenizer"] = subjects[0].stored.tokenizer

@@ -252,21 +252,21 @@ ANALYSES = {
   "no model": Bad("analyze configs --out OUT", "configs", "neither a model"),
   "twice": Bad("analyze RUN RUN --out OUT", "RUN is given twice", "once"),
   "no data set": Bad(
-    "analyze MODEL --out OUT", "no data set", "give --dataset"
+    "analyze MODEL --out OUT", "no data set", "give --data"
   ),
   "other data": Bad(
     "analyze RUN SHORTER --out OUT",
-    *("32 in run, 16 in shorter", "Give --sequence-length"),
+    *("32 in run, 16 in shorter", "Give --context"),
   ),
   "no tokenizer": Bad(
-    "analyze MODEL --dataset CORPUS --out OUT",
+    "analyze MODEL --data CORPUS --out OUT",
     *("there is no tokenizer at MODEL", "tokenizer.json"),
   ),
   "other tokenizer": Bad(
     f"{ANALYZE} --tokenizer TOKENIZER", "tokenizer 'bytes'", "its own tokenizer"
   ),
   "two tokenizers": Bad(
-    "analyze RUN OTHER --sequence-length 32 --out OUT",
+    "analyze RUN OTHER --context 32 --out OUT",
     *("other was trained with tokenizer", "its own tokenizer"),
   ),
   "rows": Bad(f"{ANALYZE} --rows 0", "--rows is 0", "at least 1"),
@@ -276,7 +276,7 @@ ANALYSES = {
     f"{ANALYZE} --split validaton", "'validaton'", "mean 'validation'"
   ),
   "length": Bad(
-    f"{ANALYZE} --sequence-length 99999999",
+    f"{ANALYZE} --context 99999999",
     "100000000",
     "use a sequence_length of at most",
   ),

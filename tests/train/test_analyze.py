@@ -106,9 +106,9 @@ def test_runs_on_different_data_are_refused_until_told(run, tmp_path):
   with pytest.raises(
     ConfigError,
     match=r"differ in data\.sequence_length: 32 in routed, 16 in other\. Give"
-    " --sequence-length",
+    " --context",
   ):
     command(arguments)
-  command([*arguments, "--sequence-length", "16", "--no-gradients"])
+  command([*arguments, "--context", "16", "--no-gradients"])
   values = json.loads((tmp_path / "out" / "routing.json").read_text())
   assert values["data"]["sequence_length"] == 16
