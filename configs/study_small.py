@@ -12,8 +12,10 @@ from deltajax.comparison.study import Study
 def get_config() -> Study:
   """The study."""
   return make_study(
-    ("standard", "embedding_skip"),
-    ("attnres_block", "delta_block"),
+    {
+      "standard": ("standard", "embedding_skip"),
+      "delta_block": ("attnres_block", "delta_block"),
+    },
     (2e-3, 4e-3),
     seeds=(0, 1),
     steps=300,

@@ -83,11 +83,13 @@ class StudyRun:
     out: directory of the study; the same command goes on with it.
     seeds: of the comparison, in place of the study's own: fewer, to report on
       those that are done.
+    exclude_failed: leave runs that died out of the tables.
     document: a file that the tables are written into.
   """
 
   out: pathlib.Path
   seeds: tuple[int, ...] = ()
+  exclude_failed: bool = False
   document: pathlib.Path | None = None
 
 
@@ -205,8 +207,7 @@ def parse_study(
     about=about_of(about),
     default=StudyRun(_in_runs(path)),
   )
-  comparison = study.comparison.narrowed((), options.seeds)
-  return dataclasses.replace(study, comparison=comparison), options
+  return study.narrowed(options.seeds), options
 
 
 def parse_ahead(

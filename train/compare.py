@@ -9,6 +9,7 @@ goes on where it was interrupted. The output directory gets comparison.json,
 comparison.md and figures (docs/comparison.md).
 """
 
+from collections.abc import Sequence
 import pathlib
 import sys
 
@@ -17,6 +18,7 @@ from deltajax.comparison.compare import compare
 from deltajax.comparison.finished import finished_runs
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import ComparisonResult
+from deltajax.comparison.runner import Failure
 from deltajax.training.run_data import load_data
 from train.cli import CompareRun, main, parse_compare
 
@@ -31,43 +33,57 @@ def parse(arguments: list[str]) -> tuple[Comparison, CompareRun]:
 def command(arguments: list[str]) -> None:
   """Trains what is not trained, then reports."""
   comparison, options = parse(arguments)
-  train_and_report(
-    comparison,
-    options.out,
-    report_only=options.report_only,
-    exclude_failed=options.exclude_failed,
+  failures = train_all(comparison, options.out, report_only=options.report_only)
+  write_report(
+    *(comparison, options.out, failures), exclude_failed=options.exclude_failed
   )
 
 
-def train_and_report(
-  comparison: Comparison,
-  out: pathlib.Path,
-  *,
-  report_only: bool = False,
-  exclude_failed: bool = False,
-) -> ComparisonResult:
-  """Trains what is not trained, writes the report and returns what it says.
+def train_all(
+  comparison: Comparison, out: pathlib.Path, *, report_only: bool = False
+) -> list[Failure]:
+  """Trains what is not trained; returns the runs that died.
 
   Args:
     comparison: what to train.
     out: where runs and report lie.
-    report_only: train nothing.
-    exclude_failed: leave runs that died out of the report.
+    report_only: train nothing, and return those that died before.
 
   Raises:
-    ConfigError: for data, directories or runs that cannot be used; or if runs
-      died, and are not to be left out.
+    ConfigError: for data, directories or runs that cannot be used.
   """
   runs = comparison.runs(out)
   figures.check_matplotlib()
   report.check_output(out)
   runner.check_runs(runs)
   if report_only:
-    failures = [x for x in map(runner.find_failure, runs) if x is not None]
-  else:
-    load_data(comparison.base)
-    failures = runner.execute(runs, RUN)
-  finished = finished_runs(runs, failures, exclude_failed=exclude_failed)
+    return [x for x in map(runner.find_failure, runs) if x is not None]
+  load_data(comparison.base)
+  return runner.execute(runs, RUN)
+
+
+def write_report(
+  comparison: Comparison,
+  out: pathlib.Path,
+  failures: Sequence[Failure],
+  *,
+  exclude_failed: bool,
+) -> ComparisonResult:
+  """Writes what the runs of a comparison say, and returns it.
+
+  Args:
+    comparison: that was trained.
+    out: where runs and report lie.
+    failures: runs of it that died.
+    exclude_failed: leave these out.
+
+  Raises:
+    ConfigError: for runs that are missing or cannot be compared.
+    RunStopped: if runs died, and are not to be left out.
+  """
+  finished = finished_runs(
+    comparison.runs(out), failures, exclude_failed=exclude_failed
+  )
   result = compare(comparison, finished, failures)
   report.write_report(out, comparison, result)
   print(report.summary(result))

@@ -11,6 +11,8 @@ between the lines `<!-- measured -->` and `<!-- end -->` of a file, and the
 figures are copied beside it.
 """
 
+from collections.abc import Sequence
+import dataclasses
 import json
 import os
 import pathlib
@@ -19,8 +21,9 @@ from typing import Any
 
 from deltajax.analysis.report import JSON_NAME as ROUTING_JSON
 from deltajax.comparison import report
-from deltajax.comparison.plan import Comparison
-from deltajax.comparison.runner import spent_seconds
+from deltajax.comparison.plan import Comparison, PlannedRun
+from deltajax.comparison.record import read_outcome
+from deltajax.comparison.runner import is_finished, spent_seconds
 from deltajax.comparison.study import Study, TuningResult
 from deltajax.comparison.study_tables import (
   check_document,
@@ -30,9 +33,10 @@ from deltajax.comparison.study_tables import (
 from deltajax.files import write_file
 from train import analyze
 from train.cli import main, parse_study, StudyRun
-from train.compare import train_and_report
+from train.compare import train_all, write_report
 
 TABLES = "study.md"
+ANALYSED = "analysed.json"
 CAPTIONS = {
   "differences.png": "Paired differences of validation loss",
   "losses.png": "Validation loss of each run",
@@ -52,13 +56,16 @@ def command(arguments: list[str]) -> None:
     check_document(options.document)
   out = options.out
   print("tuning")
-  tuning_result = train_and_report(study.tuning(), out / "tuning")
-  tuning = TuningResult.of(study, tuning_result)
+  tuning = tune(study, out / "tuning")
   for arm, name in tuning.chosen.items():
     print(f"          {arm}: {name}, for {', '.join(study.groups[arm])}")
   print("comparison")
   comparison = study.tuned(tuning.chosen)
-  result = train_and_report(comparison, out / "comparison")
+  failures = train_all(comparison, out / "comparison")
+  result = write_report(
+    *(comparison, out / "comparison", failures),
+    exclude_failed=options.exclude_failed,
+  )
   print("routing")
   routing = look_inside(comparison, study.analysed_seed, out)
 
@@ -88,41 +95,70 @@ def command(arguments: list[str]) -> None:
     print(f"document  {document}")
 
 
+def tune(study: Study, out: pathlib.Path) -> TuningResult:
+  """Tries all candidates; one whose run dies is worse than all others.
+
+  Args:
+    study: whose schedules are tuned.
+    out: where runs and report lie.
+
+  Raises:
+    RunStopped: if all runs died.
+  """
+  tuning = study.tuning()
+  failures = train_all(tuning, out)
+  dead = {failure.run.arm for failure in failures}
+  alive = [arm for arm in tuning.arms if arm not in dead]
+  part = tuning.narrowed(alive, ())
+  result = write_report(
+    part, out, [] if alive else failures, exclude_failed=False
+  )
+  return TuningResult.of(study, result)
+
+
 def look_inside(
   comparison: Comparison, seed: int, out: pathlib.Path
 ) -> dict[str, Any]:
   """Analyses the models of a seed, unless that was done; returns the numbers.
 
   Args:
-    comparison: whose runs are done.
+    comparison: whose runs are done, but for those that died.
     seed: of the models.
     out: directory of the study.
   """
-  links = out / "models"
-  links.mkdir(exist_ok=True)
-  runs = comparison.runs(out / "comparison")
-  models = []
-  for run in runs:
-    if run.seed != seed:
-      continue
-    # A model is named after its run's directory.
-    link = links / run.arm
-    if not link.is_symlink():
-      link.symlink_to(os.path.relpath(run.directory, links))
-    models.append(link)
-  routing = out / "routing"
-  if _names(routing) != [link.name for link in models]:
-    analyze.command([*map(str, models), "--out", str(routing)])
-  values: dict[str, Any] = json.loads((routing / ROUTING_JSON).read_text())
+  runs = [
+    run
+    for run in comparison.runs(out / "comparison")
+    if run.seed == seed and is_finished(run)
+  ]
+  routing, done = out / "routing" / ROUTING_JSON, out / ANALYSED
+  # Which runs, and how they ended: another model ends otherwise.
+  wanted = json.dumps({str(run): _end(run) for run in runs}, indent=1)
+  if not routing.exists() or not done.exists() or done.read_text() != wanted:
+    done.unlink(missing_ok=True)
+    models = _links(runs, out / "models")
+    analyze.command([*map(str, models), "--out", str(routing.parent)])
+    write_file(done, wanted)
+  values: dict[str, Any] = json.loads(routing.read_text())
   return values
 
 
-def _names(routing: pathlib.Path) -> list[str]:
-  """Of the models that were analysed."""
-  path = routing / ROUTING_JSON
-  if not path.exists():
-    return []
-  return [model["name"] for model in json.loads(path.read_text())["models"]]
+def _end(run: PlannedRun) -> dict[str, Any]:
+  outcome = read_outcome(run.directory)
+  assert outcome is not None
+  return dataclasses.asdict(outcome)
+
+
+def _links(
+  runs: Sequence[PlannedRun], directory: pathlib.Path
+) -> list[pathlib.Path]:
+  """Links to runs, since a model is named after its run's directory."""
+  directory.mkdir(exist_ok=True)
+  links = [directory / run.arm for run in runs]
+  for run, link in zip(runs, links, strict=True):
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(run.directory, directory))
+  return links
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What finished runs say of arms and pairs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 import statistics
 
@@ -37,7 +37,7 @@ def compare(
     failures: runs that were left out.
 
   Raises:
-    ConfigError: if an arm has no run, or a pair no seed in common.
+    ConfigError: if an arm has no run, or there is no seed that all arms have.
   """
   by_arm = {
     arm: [run for run in runs if run.planned.arm == arm]
@@ -48,6 +48,7 @@ def compare(
       raise ConfigError(
         f"all runs of arm {arm} died; name the others with --arms."
       )
+  common = _common_seeds(by_arm)
   scores = {arm: [_score(run) for run in own] for arm, own in by_arm.items()}
   base = comparison.base
   memory_of, costs = _costs(comparison.baseline, by_arm)
@@ -74,7 +75,7 @@ def compare(
       for x in failures
     ],
     arms=[
-      _arm_result(arm, comparison.arms[arm], own, scores[arm])
+      _arm_result(arm, comparison.arms[arm], own, scores[arm], common)
       for arm, own in by_arm.items()
     ],
     pairs=[
@@ -83,6 +84,19 @@ def compare(
     memory_of=memory_of,
     costs=costs,
   )
+
+
+def _common_seeds(by_arm: Mapping[str, Sequence[FinishedRun]]) -> set[int]:
+  """Seeds that all arms have."""
+  found = set.intersection(
+    *({run.planned.seed for run in own} for own in by_arm.values())
+  )
+  if not found:
+    raise ConfigError(
+      "no seed is left of which all arms are done; name arms that have one in"
+      " common with --arms."
+    )
+  return found
 
 
 def _score(run: FinishedRun) -> RunScore:
@@ -127,6 +141,7 @@ def _arm_result(
   overrides: Arm,
   runs: Sequence[FinishedRun],
   scores: Sequence[RunScore],
+  common: Collection[int],
 ) -> ArmResult:
   start = runs[0].start
   return ArmResult(
@@ -135,7 +150,7 @@ def _arm_result(
     overrides=dict(overrides),
     parameters=start.parameters,
     routing_parameters=start.routing_parameters,
-    mean_loss=statistics.fmean(score.loss for score in scores),
+    mean_loss=statistics.fmean(x.loss for x in scores if x.seed in common),
     runs=list(scores),
   )
 
@@ -148,10 +163,6 @@ def _pair_result(
   one = {score.seed: score for score in scores[pair.arm]}
   other = {score.seed: score for score in scores[pair.baseline]}
   seeds = [seed for seed in one if seed in other]
-  if not seeds:
-    raise ConfigError(
-      f"{pair.arm} and {pair.baseline} have no seed in common that is done."
-    )
 
   def differences(value: Callable[[RunScore], float]) -> list[float]:
     return [value(one[seed]) - value(other[seed]) for seed in seeds]

@@ -175,9 +175,11 @@ def _curves(result: ComparisonResult) -> Any:
   figure = new_figure(9.6, 4.0)
   left, right = figure.subplots(1, 2)
   styles = _line_styles(result)
+  common = result.common_seeds()
   for arm in result.arms:
     steps = arm.runs[0].training.steps
-    columns = zip(*(run.training.values for run in arm.runs), strict=True)
+    runs = [run.training for run in arm.runs if run.seed in common]
+    columns = zip(*(curve.values for curve in runs), strict=True)
     means = [sum(column) / len(column) for column in columns]
     left.plot(steps, means, label=arm.name, **styles[arm.name])
   for pair in result.pairs:

@@ -14,7 +14,9 @@ Arm = Mapping[str, Any]
 
 # The same for all arms, or it would not be a comparison.
 _SHARED = (
-  *("data", "training.seed", "training.batch_size", "training.steps"),
+  *("data", "init_from", "model.init_std"),
+  *("training.seed", "training.batch_size", "training.accumulation"),
+  *("training.steps", "training.stop_after"),
   *("training.eval_sequences", "training.log_every"),
 )
 
@@ -85,6 +87,12 @@ class Comparison:
       raise ConfigError(
         f"training.stop_after is {stop_after}; runs that are compared run to"
         " their end. Leave it out."
+      )
+    steps, log_every = self.base.training.steps, self.base.training.log_every
+    if log_every > steps:
+      raise ConfigError(
+        f"training.log_every is {log_every}, more than the {steps} updates of a"
+        " run, which would leave no curve; it must be at most training.steps."
       )
     check_name("baseline", self.baseline, self.arms)
     for name, overrides in self.arms.items():

@@ -14,13 +14,13 @@ import platform
 from typing import Any
 
 from flax import traverse_util
-import jax
 import numpy as np
 
 from deltajax.checkpoints.names import count_parameters
 from deltajax.config import ConfigError, from_dict, RunConfig
 from deltajax.data.packing import target_mask
 from deltajax.data.pipeline import train_iterator
+from deltajax.evaluation.fingerprints import code_fingerprint
 from deltajax.files import write_file
 from deltajax.models.transformer import is_routing
 from deltajax.training import metrics
@@ -62,7 +62,7 @@ class Start:
       route over depth.
     parameters: how many numbers all parameters have.
     routing_parameters: how many of them route over depth.
-    environment: versions and devices.
+    environment: versions, the commit, and devices.
   """
 
   data: DataIdentity
@@ -153,10 +153,7 @@ def describe_start(data: DataIdentity, params: Any) -> Start:
     parameters=count.total,
     routing_parameters=count.routing,
     environment={
-      "python": platform.python_version(),
-      "jax": jax.__version__,
-      "device": jax.devices()[0].device_kind,
-      "devices": str(jax.device_count()),
+      **{k: str(x) for k, x in code_fingerprint().items() if x is not None},
       "machine": platform.machine(),
       "cpus": str(os.cpu_count()),
     },

@@ -63,7 +63,8 @@ class ArmResult:
     overrides: fields in which it differs from the base.
     parameters: how many there are.
     routing_parameters: how many of them route over depth.
-    mean_loss: over seeds.
+    mean_loss: over the seeds of which no run died, so that arms can be ranked
+      by it.
     runs: one for each seed.
   """
 
@@ -142,7 +143,7 @@ class ComparisonResult:
     train_tokens: that a run learns from.
     validation_tokens: that are predicted to measure a loss.
     data: fingerprints of what was read.
-    environments: versions and devices of the runs.
+    environments: versions, commits and devices of the runs.
     excluded: runs that died and were left out: arm, seed, exit code.
     arms: one for each.
     pairs: one for each.
@@ -164,6 +165,10 @@ class ComparisonResult:
   pairs: list[PairResult]
   memory_of: str
   costs: list[Cost]
+
+  def common_seeds(self) -> set[int]:
+    """Seeds of which no run died."""
+    return set.intersection(*({x.seed for x in arm.runs} for arm in self.arms))
 
   def arm(self, name: str) -> ArmResult:
     """The arm of a name."""

@@ -5,8 +5,9 @@ keeps the one with the least validation loss, on a seed that is not used again,
 and so do the arms of its group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 
 from deltajax.comparison.plan import Arm, Comparison
 from deltajax.comparison.results import ComparisonResult
@@ -61,6 +62,21 @@ class Study:
     if not self.candidates:
       raise ConfigError("a study without candidates tunes nothing; name some.")
 
+  def narrowed(self, seeds: Sequence[int]) -> "Study":
+    """With other seeds, and the first of them looked into if need be.
+
+    Args:
+      seeds: none: the study's own.
+    """
+    comparison = self.comparison.narrowed((), seeds)
+    seeds = comparison.seeds
+    kept = self.analysed_seed in seeds
+    return dataclasses.replace(
+      self,
+      comparison=comparison,
+      analysed_seed=self.analysed_seed if kept else seeds[0],
+    )
+
   def tuning(self) -> Comparison:
     """The runs that the schedules are chosen by."""
     arms = {
@@ -98,7 +114,8 @@ class TuningResult:
   """What tuning found.
 
   Attributes:
-    losses: tuned arm -> candidate -> validation loss, nats per token.
+    losses: tuned arm -> candidate -> validation loss, nats per token; infinite
+      of a run that died.
     chosen: tuned arm -> candidate with the least loss.
   """
 
@@ -107,14 +124,29 @@ class TuningResult:
 
   @classmethod
   def of(cls, study: Study, result: ComparisonResult) -> "TuningResult":
-    """What the runs of `study.tuning()` say."""
+    """What the runs of `study.tuning()` say.
+
+    Args:
+      study: that is tuned.
+      result: of the runs that did not die.
+
+    Raises:
+      ConfigError: if all candidates of an arm died.
+    """
+    done = {arm.name: arm.mean_loss for arm in result.arms}
     losses = {
       arm: {
-        name: result.arm(f"{arm}{_BETWEEN}{name}").mean_loss
+        name: done.get(f"{arm}{_BETWEEN}{name}", math.inf)
         for name in study.candidates
       }
       for arm in study.groups
     }
+    for arm, found in losses.items():
+      if min(found.values()) == math.inf:
+        raise ConfigError(
+          f"all runs that tune {arm!r} died: {', '.join(found)}; name other"
+          " candidates in the study."
+        )
     chosen = {
       arm: min(found, key=found.__getitem__) for arm, found in losses.items()
     }

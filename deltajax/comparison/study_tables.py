@@ -1,6 +1,7 @@
 """What a study measured, as Markdown, and the document that it goes into."""
 
 from collections.abc import Mapping
+import math
 import pathlib
 from typing import Any
 
@@ -28,27 +29,28 @@ def measured(
     tuning: what its first stage found.
     result: what its second stage found.
     routing: what `routing.json` holds.
-    seconds: that all runs took.
+    seconds: that the processes of all runs took.
     figures: caption -> where the figure lies.
   """
   pictures = [f"![{text}]({path})" for text, path in figures.items()]
   return "\n\n".join(
     [
-      tables.facts(result) + f" All runs, those of the tuning included, took"
-      f" {seconds / 3600:.1f} hours on {tables.environment(result)}.",
+      tables.facts(result) + " The processes of all runs, those of the tuning"
+      f" included, took {seconds / 3600:.1f} hours, on"
+      f" {tables.environment(result)}.",
       "### Learning rates",
       tuning_text(study, tuning),
       "### Paired differences",
-      tables.differences_table(result),
+      tables.differences_text(result),
       *pictures,
       "### Arms",
       tables.arms_table(result),
       "### Routing",
-      f"Of the models of seed {study.analysed_seed}, on"
+      f"{tables.SHARPNESS} Of the models of seed {study.analysed_seed}, on"
       f" {routing['data']['rows']} rows of the validation split.",
       sharpness_table(routing),
-      "### Cost",
-      tables.cost_text(result),
+      "### What the arms change",
+      tables.changes_table(result),
     ]
   )
 
@@ -59,7 +61,7 @@ def tuning_text(study: Study, tuning: TuningResult) -> str:
     [
       arm,
       *(
-        f"**{loss:.4f}**" if name == tuning.chosen[arm] else f"{loss:.4f}"
+        f"**{loss:.4f}**" if name == tuning.chosen[arm] else _loss(loss)
         for name, loss in losses.items()
       ),
       ", ".join(study.groups[arm]),
@@ -78,6 +80,10 @@ def tuning_text(study: Study, tuning: TuningResult) -> str:
       " that were tried; a better one may lie beyond."
     )
   return text
+
+
+def _loss(value: float) -> str:
+  return f"{value:.4f}" if math.isfinite(value) else "died"
 
 
 def sharpness_table(routing: Mapping[str, Any]) -> str:

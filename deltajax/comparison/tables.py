@@ -13,6 +13,10 @@ from deltajax.comparison.results import (
 )
 
 COST_HEADING = "## Cost"
+SHARPNESS = (
+  "Mean largest weight of a read and its entropy in nats, each beside that of a"
+  " uniform read; of reads with more than one source."
+)
 
 
 def markdown(result: ComparisonResult) -> str:
@@ -21,10 +25,7 @@ def markdown(result: ComparisonResult) -> str:
     "# Comparison",
     facts(result),
     "## Paired differences",
-    "Validation loss of an arm minus that of what it is compared with, nats per"
-    " token: below 0, the arm is better. Intervals are 95% intervals of the"
-    " mean over seeds; docs/comparison.md says what they mean.",
-    differences_table(result),
+    differences_text(result),
     "## Arms",
     arms_table(result),
   ]
@@ -33,12 +34,34 @@ def markdown(result: ComparisonResult) -> str:
   if routing:
     parts += [
       "## Routing",
-      "Mean largest weight of a read and its entropy in nats, each beside that"
-      " of a uniform read, at the end of the runs, on the first rows.",
+      f"{SHARPNESS} At the end of the runs, on the first validation row (of"
+      " each device, where there are several).",
       routing_table(routing),
     ]
   parts += ["## What the arms change", changes_table(result)]
   return "\n\n".join([*parts, COST_HEADING, cost_text(result)]) + "\n"
+
+
+def differences_text(result: ComparisonResult) -> str:
+  """The paired differences, and how to read them."""
+  text = (
+    "Validation loss of an arm minus that of what it is compared with, nats per"
+    " token: below 0, the arm is better. Intervals are 95% intervals of the"
+    " mean over seeds"
+  )
+  seeds = len(result.seeds)
+  if seeds > 1:
+    text += (
+      f"; with {seeds} seeds the t interval is the one to believe, and the"
+      " bootstrap's is too narrow"
+    )
+  pairs = len(result.pairs)
+  text += (
+    f". They are not corrected for the number of pairs: of {pairs} pairs"
+    f" without any difference, {0.05 * pairs:.1f} intervals leave out 0 on"
+    " average."
+  )
+  return f"{text}\n\n{differences_table(result)}"
 
 
 def differences_table(result: ComparisonResult) -> str:
@@ -168,7 +191,8 @@ def facts(result: ComparisonResult) -> str:
     f"Baseline: {result.baseline}. Seeds:"
     f" {', '.join(map(str, result.seeds))}; arms of a seed have the same data"
     " in the same order and the same initial values of all parameters that they"
-    f" share, which was checked. {result.steps:,} updates,"
+    " share and that do not route over depth, which was checked."
+    f" {result.steps:,} updates,"
     f" {result.train_tokens:,} training tokens; losses are those after the last"
     f" update, on the same {result.validation_tokens:,} validation tokens."
   )
@@ -180,8 +204,8 @@ def facts(result: ComparisonResult) -> str:
     text += f"\n\n**Left out, because they died: {left_out}.**"
   if len(result.environments) > 1:
     text += (
-      "\n\n**Runs were made in unequal environments:"
-      f" {'; '.join(map(_environment, result.environments))}.**"
+      f"\n\n**Runs were made in {len(result.environments)} unequal"
+      f" environments: {_unequal(result.environments)}.**"
     )
   return text
 
@@ -200,13 +224,25 @@ def cost_text(result: ComparisonResult) -> str:
 
 def environment(result: ComparisonResult) -> str:
   """The machine and the versions of the first run."""
-  return _environment(result.environments[0])
-
-
-def _environment(values: dict[str, str]) -> str:
+  values = result.environments[0]
+  code = values["deltajax"]
+  if "commit" in values:
+    changed = ", changed" if values.get("changed") == "True" else ""
+    code += f" (commit {values['commit'][:12]}{changed})"
   return (
-    f"{values['devices']} x {values['device']} ({values['machine']},"
-    f" {values['cpus']} CPUs), Python {values['python']}, JAX {values['jax']}"
+    f"{values['devices']} ({values['machine']}, {values['cpus']} CPUs), Python"
+    f" {values['python']}, JAX {values['jax']}, deltajax {code}"
+  )
+
+
+def _unequal(environments: Sequence[Mapping[str, str]]) -> str:
+  """What environments differ in."""
+  names = dict.fromkeys(name for x in environments for name in x)
+  values = {name: [x.get(name, "none") for x in environments] for name in names}
+  return "; ".join(
+    f"{name} {', '.join(dict.fromkeys(found))}"
+    for name, found in values.items()
+    if len(set(found)) > 1
   )
 
 

@@ -16,7 +16,7 @@ from deltajax.config import ModelConfig, to_dict
 from deltajax.files import digest_of
 from deltajax.training.load import NOT_THE_MODEL
 
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "lm_eval")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "lm_eval")
 
 
 def parameters_digest(params: Any) -> str:
@@ -43,10 +43,11 @@ def config_digest(config: ModelConfig) -> str:
 def code_fingerprint() -> dict[str, Any]:
   """Versions, the commit if the code is in a git repository, and devices."""
   devices = jax.devices()
+  status = _git("status", "--porcelain", "--untracked-files=no")
   return {
     "deltajax": deltajax.__version__,
     "commit": _git("rev-parse", "HEAD"),
-    "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    "changed": None if status is None else bool(status),
     "python": platform.python_version(),
     **{name: _version(name) for name in _PACKAGES},
     "devices": f"{len(devices)} x {devices[0].device_kind}",

@@ -128,8 +128,8 @@ def common_data(
     values[name] = next(iter(named.values()))
   if "dataset" not in values:
     raise ConfigError(
-      "a model directory names no data set; give --data, the directory of a TFDS"
-      " data set or one of deltajax's own."
+      "a model directory names no data set; give --data, the directory of a"
+      " TFDS data set or one of deltajax's own."
     )
   if "tokenizer" not in values:
     values["tokenizer"] = subjects[0].stored.tokenizer

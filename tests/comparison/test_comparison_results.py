@@ -75,8 +75,10 @@ def write_run(run, loss):
       environment={
         "python": "3.11.7",
         "jax": "0.10.2",
-        "device": "cpu",
-        "devices": "1",
+        "deltajax": "0.1.0",
+        "commit": "8018761" + 33 * "0",
+        "changed": "False",
+        "devices": "1 x cpu",
         "machine": "x86_64",
         "cpus": "2",
       },
@@ -306,9 +308,33 @@ def test_runs_that_died_are_left_out_only_when_told(comparison, copy):
   assert result.excluded == [{"arm": "rd_tied", "seed": 4, "exit_code": -9}]
   assert result.pairs[0].seeds == [0, 4]
   assert result.pairs[2].seeds == [0]
+  # It is ranked by the seeds that all have.
+  means = {arm.name: arm.mean_loss for arm in result.arms}
+  assert means == pytest.approx(
+    {"standard": 2.0, "attnres_block": 1.9, "rd_tied": 1.9}
+  )
+  report.write_report(copy, comparison, result)
   text = tables.markdown(result)
   assert "Left out, because they died: rd_tied seed 4 (exit code -9)" in text
   assert "| died |" in text
+
+
+def test_another_commit_is_told(comparison, copy):
+  def change(values):
+    values["environment"]["commit"] = "f00dfeed" + 32 * "0"
+
+  spoil(copy / "runs/rd_tied/seed-0" / START, change)
+  text = tables.markdown(result_of(comparison, copy))
+  assert "made in 2 unequal environments: commit 8018761" in text
+  assert ", f00dfeed" in text
+  assert "deltajax 0.1.0 (commit 801876100000)" in text
+
+
+def test_no_seed_that_all_arms_have(comparison, copy):
+  died(copy, "rd_tied", 4, 3)
+  died(copy, "attnres_block", 0, 3)
+  with pytest.raises(ConfigError, match="no seed is left"):
+    result_of(comparison, copy, exclude_failed=True)
 
 
 def test_an_arm_of_which_nothing_is_left(comparison, copy):

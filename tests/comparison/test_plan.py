@@ -1,11 +1,14 @@
 import dataclasses
+import math
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 
 from configs import small
 from deltajax.comparison.plan import Comparison, override
-from deltajax.comparison.study import Study
+from deltajax.comparison.study import Study, TuningResult
+from deltajax.comparison.study_tables import tuning_text
 from deltajax.config import ConfigError, differences, RoutingConfig
 
 BASE = small.get_config()
@@ -103,6 +106,10 @@ def test_fields_are_replaced_all_at_once():
         "training.batch_size": 4,
         "training.steps": 40,
         "training.eval_sequences": 40,
+        "training.accumulation": 2,
+        "training.stop_after": 10,
+        "init_from": "runs/other",
+        "model.init_std": 0.01,
       }.items()
     ),
     ({"seeds": ()}, "without seeds"),
@@ -115,6 +122,14 @@ def test_fields_are_replaced_all_at_once():
         )
       },
       "training.stop_after is 3",
+    ),
+    (
+      {
+        "base": dataclasses.replace(
+          BASE, training=dataclasses.replace(BASE.training, log_every=2000)
+        )
+      },
+      "training.log_every is 2000, more than the 1000 updates",
     ),
   ],
 )
@@ -155,6 +170,30 @@ def test_study_tunes_one_arm_of_each_group():
     arm: tuned.config_of(arm, 0).optimizer.learning_rate for arm in tuned.arms
   }
   assert rates == {"plain": 1e-3, "block": 1e-2, "drawn": 1e-2}
+
+
+def test_a_study_of_other_seeds_looks_into_one_of_them():
+  assert study().narrowed(()) == study()
+  assert study().narrowed((1, 2)).analysed_seed == 1
+  other = study().narrowed((5, 2))
+  assert (other.comparison.seeds, other.analysed_seed) == ((5, 2), 5)
+
+
+def result_of_tuning(losses):
+  return SimpleNamespace(
+    arms=[SimpleNamespace(name=k, mean_loss=x) for k, x in losses.items()]
+  )
+
+
+def test_a_candidate_that_died_is_the_worst():
+  losses = {"plain+low": 2.0, "block+low": 2.0, "block+high": 1.5}
+  tuning = TuningResult.of(study(), result_of_tuning(losses))
+  assert tuning.chosen == {"plain": "low", "block": "high"}
+  assert tuning.losses["plain"] == {"low": 2.0, "high": math.inf}
+  assert "| plain | **2.0000** | died |" in tuning_text(study(), tuning)
+  del losses["plain+low"]
+  with pytest.raises(ConfigError, match="all runs that tune 'plain' died"):
+    TuningResult.of(study(), result_of_tuning(losses))
 
 
 @pytest.mark.parametrize(

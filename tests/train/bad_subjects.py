@@ -251,9 +251,7 @@ ANALYSES = {
   "no out": Bad("analyze RUN", "--out", "required"),
   "no model": Bad("analyze configs --out OUT", "configs", "neither a model"),
   "twice": Bad("analyze RUN RUN --out OUT", "RUN is given twice", "once"),
-  "no data set": Bad(
-    "analyze MODEL --out OUT", "no data set", "give --data"
-  ),
+  "no data set": Bad("analyze MODEL --out OUT", "no data set", "give --data"),
   "other data": Bad(
     "analyze RUN SHORTER --out OUT",
     *("32 in run, 16 in shorter", "Give --context"),

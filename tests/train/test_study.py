@@ -29,6 +29,7 @@ def get_config():
       seeds=(0,),
     ),
     candidates={{
+      "dies": {{"optimizer.learning_rate": 1e30, "health.skip_limit": 0}},
       "low": {{"optimizer.learning_rate": 1e-5}},
       "high": {{"optimizer.learning_rate": 1e-2}},
     }},
@@ -57,9 +58,11 @@ def test_tunes_compares_looks_inside_and_writes(config, tmp_path):
   assert "delta_block: high, for standard, delta_block" in done.stdout
   text = (out / "study.md").read_text()
   for part in (
-    "| arm | low | high | used by |",
+    "| arm | dies | low | high | used by |",
+    "| delta_block | died | ",
     "| delta_block | standard | ",
-    "hours on 1 x cpu",
+    "hours, on 1 x cpu",
+    "below 0, the arm is better",
     "(comparison/figures/differences.png)",
   ):
     assert part in text, (part, text)
@@ -71,8 +74,21 @@ def test_tunes_compares_looks_inside_and_writes(config, tmp_path):
   assert (tmp_path / "figures/mine-curves.png").stat().st_size > 1000
   again = run(*arguments)
   assert again.returncode == 0, again.stderr
-  assert "run       " not in again.stdout
+  # But for the one that died, nothing is done again, the analysis neither.
+  assert again.stdout.count("run       ") == 1
+  assert "numbers   out/routing" not in relative(again.stdout, tmp_path)
   assert document.read_text() == written
+
+  # Another model of the same name is looked into anew.
+  outcome = out / "comparison/runs/delta_block/seed-0/outcome.json"
+  outcome.write_text(outcome.read_text().replace('"skipped": 0', '"skipped": 1'))
+  other = run(*arguments)
+  assert other.returncode == 0, other.stderr
+  assert "numbers   out/routing" in relative(other.stdout, tmp_path)
+
+
+def relative(text, path):
+  return text.replace(f"{path}/", "")
 
 
 def test_what_is_measured_is_replaced(tmp_path):
