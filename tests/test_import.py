@@ -57,7 +57,7 @@ def test_import_starts_no_device():
 FLOORS = (
   ("kernels",),
   ("routing",),
-  ("config", "files"),
+  ("config", "extras", "files"),
   ("data",),
   ("models",),
   ("checkpoints",),

@@ -22,7 +22,7 @@ DELTA = ("--model.routing.variant", "delta")
 
 has_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
-  reason="libtpu is not installed: pip install 'deltajax[tpu]'",
+  reason="libtpu is not installed: make libtpu",
 )
 
 
