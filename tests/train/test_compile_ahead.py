@@ -49,7 +49,7 @@ def run(*arguments):
     ("paper_1044m", "v5e:4x4", (), 16, "delta_block"),
     ("paper_7_6b", "v5p:4x4x4", (), 64, "delta_block"),
     ("rd_120m", "v5e:2x2", (), 4, "rd_attnres"),
-    ("rd_343m", "v6e:4x4", (), 16, "rd_attnres"),
+    ("rd_343m", "v5e:4x4", (), 16, "rd_attnres"),
     (
       *("delta_block_70b", "v5p:8x8x8", ("--training.batch-size", 128)),
       *(512, "delta_block"),
