@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import sys
 import tomllib
 
 import pytest
@@ -55,19 +56,24 @@ sys.meta_path.insert(0, Hidden())
 """
 
 
+def requirement(name):
+  """The name of a requirement, as they are compared."""
+  return re.match(r"[\w-]+", name)[0].lower().replace("_", "-")
+
+
 def packages_of_extras():
   """What extras bring, by the names with which it is imported."""
   asked = {
-    re.match(r"[\w-]+", x)[0].lower().replace("_", "-")
+    requirement(x)
     for extra in OF_USERS
     for x in PROJECT["optional-dependencies"][extra]
   }
-  # Flax brings Orbax, and without JAX there is nothing.
-  asked -= {"deltajax", "jax", "orbax-checkpoint"}
+  # What Flax and Optax bring, and without JAX there is nothing.
+  asked -= {"deltajax", "jax", "orbax-checkpoint", "absl-py"}
   return {
     name
     for name, brought_by in importlib.metadata.packages_distributions().items()
-    if asked & {x.lower().replace("_", "-") for x in brought_by}
+    if asked & set(map(requirement, brought_by))
   }
 
 
@@ -112,3 +118,27 @@ def test_other_modules_that_are_missing_are_shown_as_they_are(tmp_path):
   assert done.returncode == 1
   assert "Traceback" in done.stderr
   assert "No module named 'tyro'" in done.stderr
+
+
+def test_what_is_imported_is_declared():
+  """And not only there because something else brings it."""
+  extras_of_users = (PROJECT["optional-dependencies"][x] for x in OF_USERS)
+  declared = {
+    requirement(x)
+    for asked in (PROJECT["dependencies"], *extras_of_users)
+    for x in asked
+  }
+  brought_by = importlib.metadata.packages_distributions()
+  for path in [*ROOT.glob("deltajax/**/*.py"), *ROOT.glob("train/*.py")]:
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Import):
+        names = [x.name for x in node.names]
+      elif isinstance(node, ast.ImportFrom):
+        names = [node.module]
+      else:
+        continue
+      for name in {x.partition(".")[0] for x in names}:
+        if name in sys.stdlib_module_names or name in ("deltajax", "train"):
+          continue
+        found = {requirement(x) for x in brought_by.get(name, [name])}
+        assert found & declared, f"{path}: {name}"

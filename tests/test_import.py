@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 HEAVY = (
   *("grain", "orbax", "tensorflow_datasets", "array_record", "tensorboardX"),
   *("tensorflow", "torch", "tyro", "optax", "safetensors", "matplotlib"),
-  *("tokenizers", "pyarrow"),
+  *("tokenizers", "pyarrow", "huggingface_hub"),
 )
 
 
