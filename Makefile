@@ -1,4 +1,4 @@
-# `make setup` needs only Python >= 3.11 and make; what needs it calls it.
+# `make setup` needs only Python 3.11 or 3.12 and make; what needs it calls it.
 
 VENV ?= .venv
 EXTRAS ?= dev
@@ -6,8 +6,8 @@ WORKERS ?= 2
 WORKDIR ?= runs/quickstart
 RUN = $(VENV)/bin/python
 
-.PHONY: setup quickstart study study-small test smoke test-reference smollm2 \
-  test-pretrained compile-recipes docs package lint format clean
+.PHONY: setup libtpu quickstart study study-small test smoke test-reference \
+  smollm2 test-pretrained compile-recipes docs package lint format clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,8 @@ $(VENV)/.installed: pyproject.toml
 # The libtpu that JAX's `tpu` extra names, for compiling ahead of time. It has a
 # directory of its own: where it is importable, JAX looks for a TPU at start.
 LIBTPU = $(abspath $(VENV))/libtpu
+libtpu: $(VENV)/.tpu
+
 $(VENV)/.tpu: $(VENV)/.installed
 ifeq ($(shell uname -sm),Linux x86_64)
 	@echo "setup: installing libtpu, to compile for TPUs"

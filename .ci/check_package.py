@@ -19,9 +19,10 @@ import zipfile
 
 # What nobody should have who asked for nothing of it.
 HEAVY = (
-  *("array_record", "grain", "lm_eval", "matplotlib", "orbax", "pyarrow"),
-  *("safetensors", "tensorboardX", "tensorflow", "tensorflow_datasets"),
-  *("tokenizers", "torch", "transformers", "wandb", "libtpu"),
+  *("array_record", "grain", "huggingface_hub", "lm_eval", "matplotlib"),
+  *("orbax", "pyarrow", "safetensors", "tensorboardX", "tensorflow"),
+  *("tensorflow_datasets", "tokenizers", "torch", "transformers", "wandb"),
+  "libtpu",
 )
 NEVER = ("tensorflow", "torch", "transformers")
 # Flax brings these along.
@@ -166,6 +167,7 @@ def pretrained() -> None:
     deltajax.save_pretrained(directory, config, params, layout="deltajax")
     found = deltajax.load_pretrained(directory)
   assert found.config.routing == config.routing
+  import huggingface_hub  # noqa: F401
   import tokenizers  # noqa: F401
 
 

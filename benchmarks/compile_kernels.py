@@ -5,7 +5,7 @@
 
 The real compiler of every chip gets the forward and the backward pass of every
 combination, bfloat16 and float32: what overflows VMEM or is not supported fails
-here. Exit code 1 if anything does. Needs libtpu: pip install 'deltajax[tpu]'.
+here. Exit code 1 if anything does. Needs libtpu: pip install '.[tpu]'.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Requests/s of lm-eval: our model beside lm-eval's own of transformers.
 
-    pip install 'deltajax[reference]'
+    pip install '.[reference]'
     python benchmarks/lm_eval_requests.py
     python benchmarks/lm_eval_requests.py --requests 512 --rounds 9 --json F
 

@@ -12,10 +12,10 @@ v5p chips, parameters split over 128 and heads, mlp and vocabulary over 4:
 Expected on each chip: 31.6 GiB of 95.74 at peak (arguments 1.5, temporaries
 38.2).
 
-The corpus, from the parquet files of FineWeb-Edu:
+The corpus, from FineWeb-Edu and the tokenizer of docs/data.md:
 
-    python -m train.prepare_data build data/fineweb_edu \\
-        --sources FILES --validation 0.001 \\
+    python -m train.prepare_data build data/fineweb_edu_4096 \\
+        --sources fineweb-edu/ --validation 0.001 \\
         --tokenizer data/qwen3/tokenizer.json \\
         --sequence-length 4096
 """
@@ -48,7 +48,7 @@ def get_config() -> RunConfig:
       routing=RoutingConfig(variant="delta_block", num_blocks=8),
     ),
     data=DataConfig(
-      dataset="data/fineweb_edu",
+      dataset="data/fineweb_edu_4096",
       tokenizer="data/qwen3/tokenizer.json",
       sequence_length=4096,
     ),

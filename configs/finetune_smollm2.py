@@ -1,9 +1,9 @@
 """Fine-tunes a routed model on the text of Python's standard library.
 
-    python -m train.convert import runs/smollm2 runs/smollm2-delta \\
+    python -m train.convert import runs/smollm2 runs/routed \\
         --routing.variant delta_block --routing.gate scalar
     python -m train.finetune configs/finetune_smollm2.py \\
-        --init-from runs/smollm2-delta --workdir runs/finetune
+        --init-from runs/routed --workdir runs/finetune
 
 The recipe of the released Delta Attention Residuals code: 5e-5, and 5e-3 for
 what routes over depth. It fits any model; `--data.dataset` names other text.

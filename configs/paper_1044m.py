@@ -14,10 +14,10 @@ Meant for 16 v5e chips or 8 80 GB GPUs, parameters split over all of them:
 Expected on each chip: 3.5 GiB of 15.75 at peak (arguments 0.8, temporaries
 3.8).
 
-The corpus, from the parquet files of FineWeb-Edu:
+The corpus, from FineWeb-Edu and the tokenizer of docs/data.md:
 
     python -m train.prepare_data build data/fineweb_edu \\
-        --sources FILES --validation 0.001 \\
+        --sources fineweb-edu/ --validation 0.001 \\
         --tokenizer data/qwen3/tokenizer.json \\
         --sequence-length 2048
 

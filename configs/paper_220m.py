@@ -15,10 +15,10 @@ Meant for one 80 GB GPU or four v5e chips, on which a step takes four turns:
 Expected on each chip: 5.6 GiB of 15.75 at peak (arguments 2.5, temporaries
 5.6).
 
-The corpus, from the parquet files of FineWeb-Edu:
+The corpus, from FineWeb-Edu and the tokenizer of docs/data.md:
 
     python -m train.prepare_data build data/fineweb_edu \\
-        --sources FILES --validation 0.001 \\
+        --sources fineweb-edu/ --validation 0.001 \\
         --tokenizer data/qwen3/tokenizer.json \\
         --sequence-length 2048
 

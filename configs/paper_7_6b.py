@@ -16,10 +16,10 @@ Meant for 64 v5p chips, parameters split over all of them (other machines:
 Expected on each chip: 13.9 GiB of 95.74 at peak (arguments 1.3, temporaries
 19.1).
 
-The corpus, from the parquet files of FineWeb-Edu:
+The corpus, from FineWeb-Edu and the tokenizer of docs/data.md:
 
     python -m train.prepare_data build data/fineweb_edu \\
-        --sources FILES --validation 0.001 \\
+        --sources fineweb-edu/ --validation 0.001 \\
         --tokenizer data/qwen3/tokenizer.json \\
         --sequence-length 2048
 

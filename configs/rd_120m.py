@@ -16,10 +16,10 @@ On four v5e chips, on which a step takes four turns:
 Expected on each chip: 3.1 GiB of 15.75 at peak (arguments 1.4, temporaries
 2.8).
 
-The corpus, from the parquet files of FineWeb-Edu:
+The corpus, from FineWeb-Edu and the tokenizer of docs/data.md:
 
-    python -m train.prepare_data build data/fineweb_edu \\
-        --sources FILES --validation 0.001 \\
+    python -m train.prepare_data build data/fineweb_edu_bpe32k \\
+        --sources fineweb-edu/ --validation 0.001 \\
         --tokenizer data/bpe_32k/tokenizer.json \\
         --sequence-length 2048
 
@@ -44,7 +44,7 @@ def get_config() -> RunConfig:
   return RunConfig(
     model=dataclasses.replace(presets["rd_attnres-120m"], remat="full"),
     data=DataConfig(
-      dataset="data/fineweb_edu",
+      dataset="data/fineweb_edu_bpe32k",
       tokenizer="data/bpe_32k/tokenizer.json",
       sequence_length=2048,
     ),

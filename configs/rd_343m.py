@@ -15,10 +15,10 @@ On 16 v5e chips:
 Expected on each chip: 6.9 GiB of 15.75 at peak (arguments 3.9, temporaries
 3.7).
 
-The corpus, from the parquet files of FineWeb-Edu:
+The corpus, from FineWeb-Edu and the tokenizer of docs/data.md:
 
-    python -m train.prepare_data build data/fineweb_edu \\
-        --sources FILES --validation 0.001 \\
+    python -m train.prepare_data build data/fineweb_edu_bpe32k \\
+        --sources fineweb-edu/ --validation 0.001 \\
         --tokenizer data/bpe_32k/tokenizer.json \\
         --sequence-length 2048
 
@@ -43,7 +43,7 @@ def get_config() -> RunConfig:
   return RunConfig(
     model=dataclasses.replace(presets["rd_attnres-343m"], remat="full"),
     data=DataConfig(
-      dataset="data/fineweb_edu",
+      dataset="data/fineweb_edu_bpe32k",
       tokenizer="data/bpe_32k/tokenizer.json",
       sequence_length=2048,
     ),

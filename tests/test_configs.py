@@ -70,3 +70,18 @@ def test_recipes_say_how_to_compile_them(name):
   assert re.search(
     r"Expected on each chip: [\d.]+ GiB of [\d.]+ at peak \(arguments", text
   )
+
+
+def test_recipes_build_the_corpus_that_they_read_each_in_its_place():
+  """A directory of packed rows is of one tokenizer and one length."""
+  held = {}
+  for name in sorted(RUNS - LOCAL):
+    data = load_config(str(ROOT / "configs" / name)).data
+    text = (ROOT / "configs" / name).read_text()
+    command = (
+      f"build {data.dataset} --sources fineweb-edu/ --validation 0.001"
+      f" --tokenizer {data.tokenizer} --sequence-length {data.sequence_length}"
+    )
+    assert command in re.sub(r"[\s\\]+", " ", text), name
+    rows = (data.tokenizer, data.sequence_length)
+    assert held.setdefault(data.dataset, rows) == rows, name

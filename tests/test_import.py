@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 HEAVY = (
   *("grain", "orbax", "tensorflow_datasets", "array_record", "tensorboardX"),
   *("tensorflow", "torch", "tyro", "optax", "safetensors", "matplotlib"),
-  *("tokenizers", "pyarrow"),
+  *("tokenizers", "pyarrow", "huggingface_hub"),
 )
 
 
@@ -57,7 +57,7 @@ def test_import_starts_no_device():
 FLOORS = (
   ("kernels",),
   ("routing",),
-  ("config", "files"),
+  ("config", "extras", "files"),
   ("data",),
   ("models",),
   ("checkpoints",),

@@ -141,10 +141,14 @@ def parse_finetune(
     about: the docstring that heads the help.
   """
   usage = (
-    f"{command} CONFIG  --init-from RUN_OR_DIR [--workdir DIR] [--field N ...]"
+    f"{command} CONFIG --init-from RUN_OR_DIR  [--workdir DIR] [--field N ...]"
   )
   path, rest = _config_first(usage, "RunConfig of a model", arguments, about)
   init_from = _value_of("--init-from", rest)
+  if init_from is None and {"--help", "-h"} & set(rest):
+    usage = usage.replace("CONFIG", path)
+    how = _how_to_list(usage, "for that model.")
+    _print_usage(usage, about, [how], ["--help"])
   if init_from is None:
     raise ConfigError(
       "--init-from is missing: name a model directory, a run, or one of its"
@@ -277,15 +281,21 @@ def _config_first(
   usage: str, kind: str, arguments: Sequence[str], about: str | None
 ) -> tuple[str, Sequence[str]]:
   """The path of a config, which comes first, and the options after it."""
-  command, _ = usage.split("  ")
   if not arguments or arguments[0].startswith("-"):
-    lines = [
-      f"`{command} --help` lists all options of a config:\n",
-      *overview(kind),
-    ]
+    lines = [_how_to_list(usage, "of a config:"), "", *overview(kind)]
     _print_usage(usage, about, lines, arguments)
   path, *rest = arguments
   return path, rest
+
+
+def _how_to_list(usage: str, which: str) -> str:
+  """Lines that say which command lists all options."""
+  command, _ = usage.split("  ")
+  return textwrap.fill(
+    f"`{command} --help` lists all options {which}",
+    COLUMNS,
+    break_on_hyphens=False,
+  )
 
 
 def _print_usage(

@@ -5,8 +5,8 @@
     python -m train.evaluate DIR --tasks delta_paper --out results.json
 
 Without more, a run is evaluated on what it validates on. With `--stride` or
-`--context`, documents are covered by windows. Tasks need
-`pip install 'deltajax[eval]'` (docs/evaluation.md).
+`--context`, documents are covered by windows. Tasks need the extra `eval`
+(docs/evaluation.md).
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ class Options:
     dtype: of activations and matrix products; None: the run's; that of a model
       directory is float32 on a CPU, and elsewhere the model's.
     texts: to be evaluated on.
-    tasks: of lm-eval, in place of texts (pip install 'deltajax[eval]').
+    tasks: of lm-eval, in place of texts; needs the extra `eval`.
     mesh: of devices.
   """
 

@@ -1,7 +1,7 @@
 """Fine-tunes a model, or resumes it.
 
     python -m train.finetune configs/finetune_smollm2.py \\
-        --init-from runs/smollm2-delta --workdir runs/finetune
+        --init-from runs/routed --workdir runs/finetune
 
 The model is a directory that `train.convert import` wrote, or any other model
 directory, a run, or one of its checkpoints. The config is a recipe for any, and

@@ -14,6 +14,7 @@ from deltajax.analysis import curves, maps
 from deltajax.analysis.results import Analysis
 from deltajax.analysis.style import Scales, STYLE, titled
 from deltajax.config import ConfigError
+from deltajax.extras import install
 from deltajax.routing.validation import check_name
 
 _OF_ONE = {
@@ -66,8 +67,7 @@ def check_matplotlib() -> None:
   """Raises ConfigError unless matplotlib is installed."""
   if importlib.util.find_spec("matplotlib") is None:
     raise ConfigError(
-      "figures need matplotlib, which is not installed: pip install"
-      " 'deltajax[analysis]'."
+      f"figures need matplotlib, which is not installed: {install('analysis')}."
     )
 
 

@@ -7,6 +7,7 @@ import re
 from deltajax.checkpoints import config_json
 from deltajax.checkpoints.huggingface import COMPANIONS
 from deltajax.config import ConfigError
+from deltajax.extras import install
 
 FILES = (
   config_json.NAME,
@@ -41,8 +42,8 @@ def model_directory(model: str | os.PathLike[str]) -> pathlib.Path:
     import huggingface_hub
   except ModuleNotFoundError:
     raise ConfigError(
-      f"there is no directory {model}, and the hub needs huggingface_hub: pip"
-      " install 'deltajax[pretrained]'."
+      f"there is no directory {model}, and the hub needs huggingface_hub:"
+      f" {install('pretrained')}."
     ) from None
   try:
     found = huggingface_hub.snapshot_download(

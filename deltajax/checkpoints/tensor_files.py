@@ -17,6 +17,7 @@ import numpy as np
 
 from deltajax.checkpoints.arrays import contiguous
 from deltajax.config import ConfigError
+from deltajax.extras import install
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,8 +36,8 @@ def import_safetensors(module: str) -> ModuleType:
     return importlib.import_module(module)
   except ImportError:
     raise ConfigError(
-      "pretrained checkpoints need safetensors, which is not installed: pip"
-      " install 'deltajax[pretrained]'"
+      "pretrained checkpoints need safetensors, which is not installed:"
+      f" {install('pretrained')}."
     ) from None
 
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import zlib
 
 from deltajax.data import storage
+from deltajax.extras import install
 from deltajax.routing.validation import check_name, ConfigError, unknown_name
 
 _CHUNK = 2**20
@@ -304,7 +305,5 @@ def _pyarrow(path: str) -> Any:
   try:
     import pyarrow.parquet
   except ModuleNotFoundError:
-    raise ConfigError(
-      f"{path} needs pyarrow: pip install 'deltajax[data]'."
-    ) from None
+    raise ConfigError(f"{path} needs pyarrow: {install('data')}.") from None
   return pyarrow

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from deltajax.extras import install
 from deltajax.routing.validation import ConfigError
 
 FILE_NAME = "tokenizer.json"
@@ -164,8 +165,7 @@ class FileTokenizer:
       import tokenizers
     except ModuleNotFoundError:
       raise ConfigError(
-        f"{self._file} needs the tokenizers library: pip install"
-        " 'deltajax[pretrained]'."
+        f"{self._file} needs the tokenizers library: {install('pretrained')}."
       ) from None
     try:
       found = tokenizers.Tokenizer.from_file(str(self._file))

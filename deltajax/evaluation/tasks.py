@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from deltajax.config import ConfigError
+from deltajax.extras import install
 from deltajax.files import digest_of
 
 # Groups that are not lm-eval's: their number is the plain mean of `acc`.
@@ -76,7 +77,7 @@ def check_lm_eval() -> None:
     import lm_eval  # noqa: F401
   except ImportError as error:
     raise ConfigError(
-      f"tasks need lm-eval ({error}): pip install 'deltajax[eval]'."
+      f"tasks need lm-eval ({error}): {install('eval')}."
     ) from None
 
 

@@ -266,7 +266,7 @@ class RoutingConfig:
   """Which variant runs, and the options that combine with it.
 
   Attributes:
-    variant: its name in `VARIANTS`; README.md describes them.
+    variant: its name in `VARIANTS`; `VARIANTS[name].summary` describes it.
     num_blocks: blocks of ceil(num_layers / num_blocks) whole transformer
       layers. Variants whose blocks are single sublayers have no use for it.
     heads: depth-attention heads H: query and width are split into H groups

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from deltajax.config import ConfigError, RunConfig, to_dict
+from deltajax.extras import install
 from deltajax.files import write_file
 from deltajax.training import hosts, tensorboard
 from deltajax.training.appended_file import AppendedFile
@@ -174,8 +175,8 @@ def import_wandb() -> Any:
     import wandb
   except ImportError as error:
     raise ConfigError(
-      f"training.wandb_project needs wandb ({error}): pip install"
-      " 'deltajax[wandb]', or leave it out."
+      f"training.wandb_project needs wandb ({error}): {install('wandb')}, or"
+      " leave it out."
     ) from None
   return wandb
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from deltajax.extras import install
 from deltajax.routing.validation import ConfigError, unknown_name
 
 GIB = 2**30
@@ -109,8 +110,7 @@ def get_target(name: str) -> Target:
 def _tpus(name: str, slice_name: str, chip: Chip, slices: int):
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
-      f"target {name!r} needs libtpu, which is not installed: pip install"
-      " 'deltajax[tpu]'."
+      f"target {name!r} needs libtpu, which is not installed: {install('tpu')}."
     )
   # No TPU is looked for, several compilers may run on one machine, and libtpu
   # does not complain that this is no TPU host.

@@ -237,7 +237,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     "find_spec",
     lambda name: None if name == "matplotlib" else find_spec(name),
   )
-  with pytest.raises(ConfigError, match=r"'deltajax\[analysis\]'"):
+  with pytest.raises(ConfigError, match=r"'.\[analysis\]'"):
     figures.check_matplotlib()
 
 

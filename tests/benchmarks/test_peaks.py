@@ -15,7 +15,7 @@ MOST = {"delta_block": 1.03, "attnres_block": 1.03, "delta": 1.3}
 
 @pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
-  reason="libtpu is not installed: pip install 'deltajax[tpu]'",
+  reason="libtpu is not installed: make libtpu",
 )
 def test_peaks_beside_the_standard_model(tmp_path):
   file = tmp_path / "rows.json"

@@ -62,5 +62,5 @@ def test_what_is_neither_is_said(hub):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  with pytest.raises(ConfigError, match=r"deltajax\[pretrained\]"):
+  with pytest.raises(ConfigError, match=r"'.\[pretrained\]'"):
     model_directory("org/model")

@@ -517,7 +517,7 @@ def test_a_routed_model_is_not_routed_again(tmp_path):
 
 def test_without_safetensors_the_message_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "safetensors", None)
-  with pytest.raises(ConfigError, match=r"pip install 'deltajax\[pretrained\]"):
+  with pytest.raises(ConfigError, match=r"pip install '.\[pretrained\]'"):
     load_pretrained(DATA / "qwen3-tied")
 
 

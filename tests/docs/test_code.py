@@ -13,9 +13,11 @@ import pytest
 import deltajax
 from deltajax.config import RunConfig
 from deltajax.data.prepare import Corpus
+from deltajax.data.tokenizers import get_tokenizer
 from deltajax.routing import variants
 from tests.docs.pages import code, entry, PAGES, ROOT
 from tests.helpers import random_params, tiny_config
+from tests.test_readme import write_fineweb_edu
 from train import cli
 
 MODEL = ROOT / "tests/testdata/huggingface/llama-tied"
@@ -46,11 +48,22 @@ def test_python_runs(page, model, tmp_path, monkeypatch):
   run.mkdir(parents=True)
   (run / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n')
   (tmp_path / "runs/smollm2").symlink_to(model)
+  write_fineweb_edu(tmp_path / "fineweb-edu", 100)
   monkeypatch.chdir(tmp_path)
   names = {"__name__": "page"}
   with example_variant():
     for block in runnable:
       exec(compile(block, page, "exec"), names)
+
+
+def test_a_tokenizer_is_trained_on_the_corpus(tmp_path, monkeypatch):
+  write_fineweb_edu(tmp_path / "fineweb-edu", 100)
+  monkeypatch.chdir(tmp_path)
+  (block,) = PYTHON["docs/data.md"]
+  exec(compile(block, "docs/data.md", "exec"), {})
+  tokenizer = get_tokenizer("data/bpe_32k")
+  assert len(tokenizer.encode("Document 12 of a corpus.")) < 12
+  assert tokenizer.bos_id == tokenizer.eos_id
 
 
 def test_blocks_that_cannot_run_are_counted():

@@ -352,7 +352,7 @@ def test_cudnn_lowers_for_cuda(monkeypatch, lengths):
 
 @pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
-  reason="needs the compiler for TPUs: pip install libtpu",
+  reason="libtpu is not installed: make libtpu",
 )
 def test_splash_compiles_for_tpu():
   """Ahead of time, without a TPU, in a process of its own."""

@@ -176,7 +176,7 @@ def test_the_first_cell_installs_what_is_missing(
   names = {}
   monkeypatch.chdir(tmp_path)
   exec(code, names)
-  ((magic, line),) = shell.commands
+  ((magic, line),) = shell.commands  # A release.
   assert magic == "pip"
   (extras,) = re.findall(r'install .*"\{SOURCE\}\[([a-z,]+)\]"', line)
   assert names["SOURCE"] == "deltajax"
@@ -184,6 +184,11 @@ def test_the_first_cell_installs_what_is_missing(
   assert set(extras.split(",")) <= project["optional-dependencies"].keys()
   assert names["JAX"] == ("jax[cuda12]" if on_a_gpu else "jax")
   assert '"{JAX}"' in line
+  for version in ("0.1.0", "0.2.0"):  # Of uploaded wheels, the newest.
+    wheel = f"deltajax-{version}-py3-none-any.whl"
+    (tmp_path / wheel).write_bytes(b"")
+    exec(code, names)
+    assert names["SOURCE"] == wheel
   monkeypatch.chdir(ROOT / "notebooks")
   exec(code, names)
   assert names["SOURCE"] == ".."  # The copy that the notebook lies in.

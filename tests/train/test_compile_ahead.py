@@ -22,7 +22,7 @@ DELTA = ("--model.routing.variant", "delta")
 
 has_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
-  reason="libtpu is not installed: pip install 'deltajax[tpu]'",
+  reason="libtpu is not installed: make libtpu",
 )
 
 
@@ -49,7 +49,7 @@ def run(*arguments):
     ("paper_1044m", "v5e:4x4", (), 16, "delta_block"),
     ("paper_7_6b", "v5p:4x4x4", (), 64, "delta_block"),
     ("rd_120m", "v5e:2x2", (), 4, "rd_attnres"),
-    ("rd_343m", "v6e:4x4", (), 16, "rd_attnres"),
+    ("rd_343m", "v5e:4x4", (), 16, "rd_attnres"),
     (
       *("delta_block_70b", "v5p:8x8x8", ("--training.batch-size", 128)),
       *(512, "delta_block"),

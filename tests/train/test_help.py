@@ -19,6 +19,7 @@ HELP = {
   "pretrain configs/quickstart.py": "--model.routing.key-dim --training.steps"
   " --optimizer.query-multiplier --workdir embedding_skip_scaled",
   "finetune": "configs/finetune_smollm2.py --init-from",
+  "finetune configs/finetune_smollm2.py": "--init-from RUN_OR_DIR --workdir",
   f"finetune configs/finetune_smollm2.py --init-from {MODELS / 'llama-tied'}": (
     "--freeze --optimizer.routing-learning-rate"
   ),

@@ -8,7 +8,7 @@ from deltajax.training.targets import get_target
 
 has_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
-  reason="libtpu is not installed: pip install 'deltajax[tpu]'",
+  reason="libtpu is not installed: make libtpu",
 )
 
 
@@ -41,7 +41,7 @@ def test_a_slice_that_libtpu_refuses():
 @pytest.mark.parametrize(
   ("name", "module", "message"),
   [
-    ("v5e:4x4", "libtpu", r"pip install 'deltajax\[tpu\]'"),
+    ("v5e:4x4", "libtpu", r"pip install '.\[tpu\]'"),
     ("gpu:8", "jax_cuda12_plugin", r"pip install 'jax\[cuda12\]'"),
   ],
 )
