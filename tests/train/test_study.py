@@ -81,7 +81,9 @@ def test_tunes_compares_looks_inside_and_writes(config, tmp_path):
 
   # Another model of the same name is looked into anew.
   outcome = out / "comparison/runs/delta_block/seed-0/outcome.json"
-  outcome.write_text(outcome.read_text().replace('"skipped": 0', '"skipped": 1'))
+  outcome.write_text(
+    outcome.read_text().replace('"skipped": 0', '"skipped": 1')
+  )
   other = run(*arguments)
   assert other.returncode == 0, other.stderr
   assert "numbers   out/routing" in relative(other.stdout, tmp_path)
