@@ -143,6 +143,8 @@ def score_documents(
     ConfigError: if there is nothing to predict, or the windows cannot be made.
   """
   check_windows(context, stride)
+  if batch_size < 1:
+    raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
   sums = UnitSums()
   # Of the newest document, which may go on in the next batch.
   open_number: int = 0
