@@ -142,6 +142,10 @@ OPTIONS = {
   "accept": Bad(
     f"{QUICK} --training.accept model.width", "'model.width'", "--init-from"
   ),
+  "accept nothing": Bad(
+    f"{QUICK} --training.accept data.contents",
+    *("'data.contents'", "did you mean 'data.content'"),
+  ),
 }
 
 MACHINES = {
