@@ -252,6 +252,13 @@ DATA = {
   "nothing prepared": Bad(
     "prepare_data inspect no/such", "no/such is no", "prepared data set"
   ),
+  "rows to show": Bad(
+    "prepare_data inspect PREPARED --rows -1", "--rows is -1", "at least 1"
+  ),
+  "characters to show": Bad(
+    "prepare_data inspect PREPARED --characters -5",
+    *("--characters is -5", "at least 1"),
+  ),
   "occupied": Bad(
     "prepare_data build OCCUPIED --tokenizer bytes --sequence-length 32"
     " --sources TEXTS",
