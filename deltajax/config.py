@@ -558,7 +558,7 @@ def _is_of_model(name: str) -> bool:
 def _field_names(cls: type, prefix: str = "") -> Iterator[str]:
   """Dotted names of all fields that hold a value, as in `differences`."""
   for name, hint in typing.get_type_hints(cls).items():
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
       yield from _field_names(hint, f"{prefix}{name}.")
     else:
       yield prefix + name

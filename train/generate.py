@@ -25,8 +25,8 @@ from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.models.generation import Generator
 from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
+from deltajax.training.dtypes import check_dtype, dtype_here
 from deltajax.training.load import find_model
-from deltajax.training.subjects import dtype_here
 from train.cli import main
 from train.options import about_of, parse_options
 
@@ -146,6 +146,7 @@ def command(arguments: list[str]) -> None:
   dtype = dtype_here(options.dtype)
   if dtype is not None:
     config = dataclasses.replace(config, dtype=dtype)
+  check_dtype(config.dtype)
   tokenizer = get_tokenizer(options.tokenizer or source.tokenizer)
   context = source.context
   rows = encode_prompts(tokenizer, prompts, config.vocab_size, context)

@@ -24,7 +24,7 @@ from deltajax.models.transformer import (
 from deltajax.routing.sharding import Sharding, use_sharding
 from deltajax.training.health import choose, Health, judge
 from deltajax.training.loss import LossSums, token_loss
-from deltajax.training.mesh import make_sharding, state_shardings
+from deltajax.training.mesh import make_sharding, placed_shapes
 from deltajax.training.optimizer import (
   learning_rate_schedule,
   make_optimizer,
@@ -121,14 +121,7 @@ class Trainer:
   def _abstract_state(self) -> TrainState:
     state = jax.eval_shape(self.init)
     boxed = jax.eval_shape(self._boxed_params)
-    shardings = state_shardings(self.sharding, boxed, state)
-    return jax.tree.map(
-      lambda x, sharding: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding
-      ),
-      state,
-      shardings,
-    )
+    return placed_shapes(self.sharding, boxed, state)
 
   def compiled_init(self) -> TrainState:
     """`init`, run where the state lies: no device ever holds all of it."""

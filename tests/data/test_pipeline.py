@@ -348,7 +348,9 @@ def test_validation_of_a_mixture_has_a_part_of_each():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=5), st.integers(1, 9))
-def test_validation_has_as_many_rows_as_asked_and_of_each_its_share(parts, more):
+def test_validation_has_as_many_rows_as_asked_and_of_each_its_share(
+  parts, more
+):
   weights = [part / sum(parts) for part in parts]
   source, num_rows = make_source(50), len(parts) + more
   mixture = Mixture.create([source] * len(parts), weights)

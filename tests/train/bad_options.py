@@ -130,6 +130,14 @@ OPTIONS = {
   "float64": Bad(
     f"{PRETRAIN} --model.dtype float64", "float64", "set JAX_ENABLE_X64=1"
   ),
+  "float64 parameters": Bad(
+    f"{PRETRAIN} --model.param-dtype float64",
+    *("model.param_dtype is float64", "set JAX_ENABLE_X64=1"),
+  ),
+  "float64 ahead": Bad(
+    f"{AHEAD} cpu:1 --model.dtype float64",
+    *("model.dtype is float64", "set JAX_ENABLE_X64=1"),
+  ),
   "hosts": Bad(
     f"{QUICK} --hosts.cluster explicit --hosts.count 2",
     *("hosts.cluster 'explicit'", "needs hosts.coordinator, hosts.index too"),

@@ -153,6 +153,9 @@ PROMPTS = {
   "dtype": Bad(
     f"{GENERATE} --dtype float31", "'float31'", "did you mean 'float32'"
   ),
+  "float64": Bad(
+    f"{GENERATE} --dtype float64", "dtype is float64", "set JAX_ENABLE_X64=1"
+  ),
   "tokenizer": Bad(f"{GENERATE} --tokenizer byte", "'byte'", "mean 'bytes'"),
   "tokenizer of another": Bad(
     "generate SMALL --prompt a --tokenizer bytes",
@@ -217,6 +220,9 @@ EVALUATIONS = {
   "dtype": Bad(
     f"{EVALUATE} --dtype float31", "'float31'", "did you mean 'float32'"
   ),
+  "float64": Bad(
+    f"{EVALUATE} --dtype float64", "dtype is float64", "set JAX_ENABLE_X64=1"
+  ),
   "both": Bad(
     f"{EVALUATE} --tasks piqa --stride 2", "--stride is for texts", "one after"
   ),
@@ -279,6 +285,9 @@ ANALYSES = {
     "use a sequence_length of at most",
   ),
   "dtype": Bad(f"{ANALYZE} --dtype float31", "'float31'", "mean 'float32'"),
+  "float64": Bad(
+    f"{ANALYZE} --dtype float64", "dtype is float64", "set JAX_ENABLE_X64=1"
+  ),
   "other files": Bad(
     "analyze RUN --out OCCUPIED", "'mine.txt'", "an empty or new directory"
   ),
