@@ -146,7 +146,7 @@ def command(arguments: list[str]) -> None:
   )
   found: dict[str, Analysis] = {}
   for subject, placed in zip(plan.subjects, plan.placed, strict=True):
-    print(subject.stored)
+    print(f"model     {subject.stored}")
     params = subject.stored.load(placed.abstract_params()).params
     analysis = analyze(
       placed.config,
@@ -164,7 +164,7 @@ def command(arguments: list[str]) -> None:
     [
       report.AnalysedModel(
         subject.name,
-        " ".join(str(subject.stored).split()),
+        str(subject.stored),
         to_dict(subject.config),
         found[subject.name],
       )
@@ -199,4 +199,4 @@ def summary_lines(analysis: Analysis) -> list[str]:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

@@ -288,7 +288,7 @@ def command(arguments: list[str]) -> None:
   plan = prepare(options)
   for note in plan.notes:
     print(f"note      {note}")
-  print(plan.subject.stored)
+  print(f"model     {plan.subject.stored}")
   placed = plan.placed[0]
   params = plan.subject.stored.load(placed.abstract_params()).params
   found: dict[str, Any]
@@ -342,4 +342,4 @@ def score_tasks(options: Options, plan: Plan, params: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

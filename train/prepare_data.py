@@ -12,6 +12,7 @@ where one was killed. A run then takes `--data.dataset OUT`.
 import dataclasses
 import json
 import pathlib
+import sys
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -174,4 +175,4 @@ def command(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=sys.argv[1:2] == ["build"])

@@ -26,7 +26,7 @@ from deltajax.data.packed_dataset import (
   pack_texts,
   PACK_VERSION,
 )
-from deltajax.data.packing import PackedSequences, PackingInfo
+from deltajax.data.packing import Batch, PackedSequences, PackingInfo
 from deltajax.data.prepare import Corpus, prepare
 from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
@@ -45,8 +45,6 @@ _SMALL_BYTES = 2**26
 
 # From the seed of one data set to that of the next; the golden ratio.
 _NEXT_SEED = 0x9E3779B9
-
-Batch = dict[str, np.ndarray]
 
 
 def load_split(

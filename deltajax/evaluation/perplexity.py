@@ -9,16 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from deltajax.data.packing import target_mask
+from deltajax.data.packing import Batch, target_mask
 from deltajax.evaluation.estimates import Quality, UnitSums
 from deltajax.evaluation.scoring import one_late, Scorer
 from deltajax.evaluation.windows import check_windows, window_batches
 from deltajax.models.transformer import TransformerLM
 from deltajax.routing.validation import ConfigError
 from deltajax.training.loss import TokenScores
-
-# tokens, segment_ids and positions, each int32 [B, T + 1].
-Rows = dict[str, np.ndarray]
 
 
 def evaluate(
@@ -84,7 +81,7 @@ def evaluate(
 def score_rows(
   scorer: Scorer,
   params: Any,
-  batches: Iterable[Rows],
+  batches: Iterable[Batch],
   bytes_per_token_V: np.ndarray,
 ) -> Quality:
   """How well a model predicts packed rows, as validation does.

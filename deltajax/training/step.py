@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from deltajax.config import RunConfig
-from deltajax.data.packing import target_mask
+from deltajax.data.packing import Batch as Batch, target_mask
 from deltajax.models.transformer import (
   join_routing,
   output_head,
@@ -30,9 +30,6 @@ from deltajax.training.optimizer import (
   make_optimizer,
   routing_rates,
 )
-
-# tokens, segment_ids and positions, each int32 [B, T + 1].
-Batch = Mapping[str, Any]
 
 
 @flax.struct.dataclass

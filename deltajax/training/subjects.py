@@ -17,7 +17,11 @@ from deltajax.config import (
   RunConfig,
 )
 from deltajax.data.tokenizer_file import FILE_NAME as TOKENIZER_FILE
-from deltajax.data.tokenizers import get_tokenizer, Tokenizer
+from deltajax.data.tokenizers import (
+  check_vocabulary,
+  get_tokenizer,
+  Tokenizer,
+)
 from deltajax.models.transformer import TransformerLM
 from deltajax.routing.sharding import Sharding
 from deltajax.training.dtypes import check_dtype
@@ -133,15 +137,17 @@ def common_data(
     )
   if "tokenizer" not in values:
     values["tokenizer"] = subjects[0].stored.tokenizer
-  _check_context(subjects, values)
+  _fill_in_length(subjects, values)
   tokenizer = get_tokenizer(values["tokenizer"])
   for subject in subjects:
     _check_tokenizer(subject, tokenizer, values["tokenizer"])
   return DataConfig(**values)
 
 
-def _check_context(subjects: Iterable[Subject], values: dict[str, Any]) -> None:
-  """Fills in a sequence length where no run has one."""
+def _fill_in_length(
+  subjects: Iterable[Subject], values: dict[str, Any]
+) -> None:
+  """Sets a sequence length where no run has one."""
   known = [x for s in subjects if (x := s.stored.context) is not None]
   default = min([DataConfig().sequence_length, *known])
   values.setdefault("sequence_length", default)
@@ -155,12 +161,8 @@ def _check_tokenizer(subject: Subject, tokenizer: Tokenizer, name: str) -> None:
       f" the data set is read with another, {name!r}. Every model must be"
       " given tokens of its own tokenizer."
     )
-  if tokenizer.vocab_size > subject.config.vocab_size:
-    raise ConfigError(
-      f"tokenizer {name!r} has {tokenizer.vocab_size} ids, the vocabulary of"
-      f" {subject.name} {subject.config.vocab_size}; it belongs to another"
-      " model."
-    )
+  vocabulary = f"the vocabulary of {subject.name}"
+  check_vocabulary(tokenizer, subject.config.vocab_size, vocabulary)
 
 
 @dataclasses.dataclass(frozen=True)

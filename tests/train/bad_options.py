@@ -214,7 +214,9 @@ DATA = {
     "use a sequence_length of at most",
   ),
   "vocabulary": Bad(
-    f"{PRETRAIN} --model.vocab-size 100", "vocab_size is 100", "has 259 ids"
+    f"{PRETRAIN} --model.vocab-size 100",
+    "vocab_size is 100",
+    "259 ids; use at least",
   ),
   "batch": Bad(
     f"{PRETRAIN} --training.batch-size 99999", "batch_size 99999", "larger than"

@@ -159,7 +159,10 @@ PROMPTS = {
   "tokenizer": Bad(f"{GENERATE} --tokenizer byte", "'byte'", "mean 'bytes'"),
   "tokenizer of another": Bad(
     "generate SMALL --prompt a --tokenizer bytes",
-    *("has 259 ids, the model 100", "another model"),
+    *(
+      "the model is 100, but the tokenizer has 259 ids",
+      "belongs to the model",
+    ),
   ),
 }
 
@@ -193,7 +196,7 @@ EVALUATIONS = {
   ),
   "vocabulary": Bad(
     "evaluate SMALL --data CORPUS --tokenizer bytes --out OUT",
-    *("259 ids, the vocabulary of small 100", "another model"),
+    *("vocabulary of small is 100", "the tokenizer that belongs to the model"),
   ),
   "stride": Bad(
     f"{EVALUATE} --context 16 --stride 17",

@@ -76,7 +76,7 @@ def check_documented(value):
 def test_without_more_it_is_the_runs_own_validation(run, tmp_path, capsys):
   found = evaluate(run, out=tmp_path / "out.json")
   printed = capsys.readouterr().out
-  assert f"run       {run} after 2 updates" in printed
+  assert f"model     run {run} after 2 updates" in printed
   assert "split validation: 8 of 8 rows" in printed
   lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
   (last,) = [x for x in lines if x["step"] == 2 and "validation/loss" in x]
