@@ -16,10 +16,10 @@ from deltajax.config import DataConfig
 from deltajax.data import pipeline, storage
 from deltajax.data.packing import PackedSequences, target_mask
 from deltajax.data.pipeline import Mixture
-from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
+from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
-from tests.helpers import ROOT
+from tests.helpers import build_corpus, ROOT
 
 TOKENIZER = ByteTokenizer()
 T = 4
@@ -443,9 +443,7 @@ def small(tmp_path_factory):
   texts = {f"x = {i}  # é\n" for i in range(100)}
   for i, text in enumerate(sorted(texts)):
     (root / f"m{i}.py").write_text(text)
-  config = PythonStdlibConfig.from_root(root)
-  data_dir = tmp_path_factory.mktemp("data")
-  return storage.build_dataset(PythonStdlib, data_dir, config), texts
+  return build_corpus(root, tmp_path_factory.mktemp("data")), texts
 
 
 def test_load_split_reads_a_directory(small, tmp_path):
