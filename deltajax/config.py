@@ -4,7 +4,7 @@
 and is part of `ModelConfig`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import typing
 from typing import Any, TypeVar
@@ -434,12 +434,6 @@ class TrainingConfig:
       _check_positive(self, "training", "keep_every")
     if self.stop_after is not None:
       _check_positive(self, "training", "stop_after")
-    for name in self.accept:
-      if name.split(".")[0] in ("model", "init_from", "freeze"):
-        raise ConfigError(
-          f"training.accept {name!r}: checkpoints hold this model; it cannot"
-          " become another. Start a run with --init-from."
-        )
     if self.batch_size % self.accumulation:
       raise ConfigError(
         f"training.batch_size {self.batch_size} is not divisible by"
@@ -505,11 +499,14 @@ class RunConfig:
 
   def __post_init__(self) -> None:
     check_name("freeze", self.freeze, FREEZE)
-    if self.freeze == "base" and self.model.routing.variant == "standard":
+    routing = self.model.routing
+    learns_routing = routing.row.learned or routing.gate_function is not None
+    if self.freeze == "base" and not learns_routing:
       raise ConfigError(
-        "freeze is 'base', but a standard model has no parameters that route"
-        " over depth, so that nothing would learn."
+        f"freeze is 'base', but variant {routing.variant!r} has no parameters"
+        " that route over depth, so that nothing would learn."
       )
+    _check_accept(self.training.accept)
     if self.model.param_dtype not in ("float32", "float64"):
       raise ConfigError(
         f"model.param_dtype is {self.model.param_dtype}; small updates would"
@@ -539,13 +536,45 @@ class RunConfig:
       )
 
 
+def _check_accept(names: Iterable[str]) -> None:
+  """Raises ConfigError for what a run that is resumed cannot differ in."""
+  sections = [field.name for field in dataclasses.fields(RunConfig)]
+  known = {"data.content", *sections, *_field_names(RunConfig)}
+  for name in names:
+    if _is_of_model(name):
+      raise ConfigError(
+        f"training.accept {name!r}: checkpoints hold this model; it cannot"
+        " become another. Start a run with --init-from."
+      )
+    valid = [x for x in known if not _is_of_model(x)]
+    check_name("name in training.accept", name, valid)
+
+
+def _is_of_model(name: str) -> bool:
+  """Whether a field of a run, or a section, says which model it has."""
+  return name.split(".")[0] in ("model", "init_from", "freeze")
+
+
+def _field_names(cls: type, prefix: str = "") -> Iterator[str]:
+  """Dotted names of all fields that hold a value, as in `differences`."""
+  for name, hint in typing.get_type_hints(cls).items():
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+      yield from _field_names(hint, f"{prefix}{name}.")
+    else:
+      yield prefix + name
+
+
 def to_dict(config: Any) -> dict[str, Any]:
   """A config as nested dictionaries of plain values, ready for JSON."""
   return dataclasses.asdict(config)
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-  """Inverse of `to_dict`; unknown keys raise ConfigError."""
+def from_dict(cls: type[T], values: Any) -> T:
+  """Inverse of `to_dict`; ConfigError for what it cannot have written."""
+  if not isinstance(values, Mapping):
+    raise ConfigError(
+      f"{cls.__name__} is {values!r}; it must be a mapping of its fields."
+    )
   hints = typing.get_type_hints(cls)
   arguments = {}
   for name, value in values.items():

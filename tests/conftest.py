@@ -30,15 +30,12 @@ def quick_compiles():
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> pathlib.Path:
   """A prepared TFDS directory with a small corpus of Python files."""
-  from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
-  from deltajax.data.storage import build_dataset
   from deltajax.testing import write_corpus
+  from tests.helpers import build_corpus
 
   root = tmp_path_factory.mktemp("corpus") / "sources"
   write_corpus(root, suffix="py")
-  return build_dataset(
-    PythonStdlib, root.parent / "data", PythonStdlibConfig.from_root(root)
-  )
+  return build_corpus(root, root.parent / "data")
 
 
 @pytest.fixture(scope="session")

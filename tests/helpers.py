@@ -13,6 +13,7 @@ import pathlib
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 from flax import linen as nn, traverse_util
 import jax
@@ -58,6 +59,23 @@ def run_program(file, *arguments):
     *arguments: of the command line.
   """
   return _run_python(file, *arguments, env={"PYTHONPATH": str(ROOT)})
+
+
+def build_corpus(root, data_dir) -> pathlib.Path:
+  """A TFDS directory of the Python files below a directory.
+
+  Made as that of the standard library, and under its name.
+
+  Args:
+    root: where the files are.
+    data_dir: where data sets are kept; of one directory, for no other.
+  """
+  from deltajax.data import python_stdlib, storage
+
+  with mock.patch.object(
+    python_stdlib, "library_root", return_value=pathlib.Path(root)
+  ):
+    return storage.build_dataset(python_stdlib.PythonStdlib, data_dir)
 
 
 def documented_fields(docs: pathlib.Path, file: str, of: str) -> list[str]:

@@ -1,14 +1,17 @@
 import dataclasses
 import json
 
+from flax import traverse_util
 import numpy as np
 import pytest
 
+from deltajax.checkpoints.names import parameter_shapes
 from deltajax.config import (
   ConfigError,
   DataConfig,
   differences,
   from_dict,
+  MeshConfig,
   ModelConfig,
   OptimizerConfig,
   RopeScaling,
@@ -17,6 +20,9 @@ from deltajax.config import (
   to_dict,
   TrainingConfig,
 )
+from deltajax.models.transformer import is_routing
+from deltajax.routing.variants import VARIANTS
+from tests.helpers import tiny_config
 
 MODEL = {
   "vocab_size": 31,
@@ -165,6 +171,87 @@ def test_unknown_keys_of_a_dictionary_are_named():
   values["model"]["routing"]["num_block"] = 3
   with pytest.raises(ConfigError, match="did you mean 'num_blocks'"):
     from_dict(RunConfig, values)
+
+
+WRONG = (None, True, 3, -0.5, "x", [], [1], {}, {"x": 1})
+
+
+def damaged(values):
+  """Copies of nested dictionaries with one value lost, or of another kind."""
+  yield from ({**values, key: wrong} for key in values for wrong in WRONG)
+  for key, value in values.items():
+    yield {k: x for k, x in values.items() if k != key}
+    if isinstance(value, dict):
+      yield from ({**values, key: inner} for inner in damaged(value))
+
+
+def test_damaged_dictionaries_are_refused_or_are_configs():
+  values = to_dict(RunConfig(model=ModelConfig(**MODEL)))
+  whole, refused = 0, 0
+  for copy in (*WRONG, *damaged(json.loads(json.dumps(values)))):
+    try:
+      found = from_dict(RunConfig, copy)
+    except ConfigError:
+      refused += 1
+    else:
+      assert isinstance(found, RunConfig)
+      whole += 1
+  assert whole > 50
+  assert refused > 400
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ([], r"RunConfig is \[\]; it must be a mapping of its fields"),
+    ({}, "RunConfig lacks model"),
+    ({"model": 3}, "ModelConfig is 3; it must be a mapping"),
+    (
+      {"model": {"width": 16, "num_heads": 4}},
+      "ModelConfig lacks vocab_size, num_layers, num_kv_heads, head_dim, mlp_w",
+    ),
+    ({"model": MODEL | {"routing": 3}}, "RoutingConfig is 3"),
+  ],
+)
+def test_what_is_missing_or_of_another_kind_is_named(values, message):
+  with pytest.raises(ConfigError, match=message):
+    from_dict(RunConfig, values)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_freezing_the_base_needs_routing_that_learns(variant):
+  model = tiny_config(variant, dtype="float32", param_dtype="float32")
+  learns = any(
+    is_routing(path)
+    for path in traverse_util.flatten_dict(parameter_shapes(model))
+  )
+  if learns:
+    RunConfig(model=model, freeze="base")
+    return
+  message = f"variant '{variant}' has no parameters that route"
+  with pytest.raises(ConfigError, match=message):
+    RunConfig(model=model, freeze="base")
+
+
+def test_what_a_resumed_run_may_differ_in_must_exist():
+  def run(*names):
+    training = TrainingConfig(accept=names)
+    return RunConfig(model=ModelConfig(**MODEL), training=training)
+
+  one, other = run(), dataclasses.replace(run(), mesh=MeshConfig(fsdp=2))
+  assert list(differences(one, other)) == ["mesh.fsdp"]
+  run("mesh", "mesh.fsdp", "data.content", "optimizer.eps", "training.seed")
+  for name, nearest in {
+    "training.sed": "training.seed",
+    "optimiser": "optimizer",
+    "data.contents": "data.content",
+    "mesh.fsdp.x": "mesh.fsdp",
+  }.items():
+    with pytest.raises(ConfigError, match=f"'{name}'; did you mean '{nearest}"):
+      run("data", name)
+  for name in ("model", "model.width", "freeze", "init_from"):
+    with pytest.raises(ConfigError, match=f"accept '{name}': .* --init-from"):
+      run(name)
 
 
 def test_differences_are_dotted_names():

@@ -19,14 +19,14 @@ from deltajax.analysis.analyze import analyze
 from deltajax.analysis.inputs import AnalysisData, load_data
 from deltajax.analysis.results import Analysis
 from deltajax.config import ConfigError, to_dict
-from deltajax.training.step import Trainer
+from deltajax.training.dtypes import dtype_here
 from deltajax.training.subjects import (
   common_data,
   default_batch_size,
-  dtype_here,
   find_subjects,
-  make_trainer,
   MeshSizes,
+  place_model,
+  PlacedModel,
   Subject,
 )
 from train.cli import check_counts, main
@@ -79,12 +79,12 @@ class Plan:
 
   Attributes:
     subjects: the models.
-    trainers: how each lies on its mesh.
+    placed: how each lies on its mesh.
     data: what they are run on.
   """
 
   subjects: list[Subject]
-  trainers: list[Trainer]
+  placed: list[PlacedModel]
   data: AnalysisData
 
 
@@ -116,8 +116,8 @@ def prepare(options: Options) -> Plan:
   if batch_size is None:
     batch_size = default_batch_size(subjects)
   dtype = dtype_here(options.dtype)
-  trainers = [
-    make_trainer(subject, config, batch_size, options.mesh, dtype)
+  placed = [
+    place_model(subject, config, batch_size, options.mesh, dtype)
     for subject in subjects
   ]
   data = load_data(
@@ -126,7 +126,7 @@ def prepare(options: Options) -> Plan:
     num_rows=options.rows,
     batch_size=batch_size,
   )
-  return Plan(subjects, trainers, data)
+  return Plan(subjects, placed, data)
 
 
 def parse(arguments: list[str]) -> Options:
@@ -145,15 +145,15 @@ def command(arguments: list[str]) -> None:
     f" {data.rows} rows of {data.config.sequence_length} tokens"
   )
   found: dict[str, Analysis] = {}
-  for subject, trainer in zip(plan.subjects, plan.trainers, strict=True):
-    print(subject.stored)
-    params = subject.stored.load(trainer.abstract_state().params).params
+  for subject, placed in zip(plan.subjects, plan.placed, strict=True):
+    print(f"model     {subject.stored}")
+    params = subject.stored.load(placed.abstract_params()).params
     analysis = analyze(
-      trainer.config.model,
+      placed.config,
       params,
       data.batches,
       sequence_length=data.config.sequence_length,
-      sharding=trainer.sharding,
+      sharding=placed.sharding,
       gradients=options.gradients,
     )
     found[subject.name] = analysis
@@ -164,7 +164,7 @@ def command(arguments: list[str]) -> None:
     [
       report.AnalysedModel(
         subject.name,
-        " ".join(str(subject.stored).split()),
+        str(subject.stored),
         to_dict(subject.config),
         found[subject.name],
       )
@@ -199,4 +199,4 @@ def summary_lines(analysis: Analysis) -> list[str]:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

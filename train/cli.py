@@ -346,8 +346,13 @@ def write_json_file(file: pathlib.Path | None, value: object) -> None:
     write_file(file, json.dumps(value, indent=2) + "\n")
 
 
-def main(command: Callable[[list[str]], None]) -> None:
-  """Runs a command; user errors are one message and an exit code."""
+def main(command: Callable[[list[str]], None], *, resumes: bool = True) -> None:
+  """Runs a command; user errors are one message and an exit code.
+
+  Args:
+    command: is given the arguments of the command line.
+    resumes: whether it goes on where it was interrupted.
+  """
   try:
     command(sys.argv[1:])
   except ConfigError as error:
@@ -360,5 +365,6 @@ def main(command: Callable[[list[str]], None]) -> None:
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(RUN_ERROR) from None
   except KeyboardInterrupt:
-    print("interrupted; the same command goes on", file=sys.stderr)
+    more = "; the same command goes on" if resumes else ""
+    print(f"interrupted{more}", file=sys.stderr)
     raise SystemExit(INTERRUPTED) from None

@@ -53,4 +53,4 @@ def command(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

@@ -226,4 +226,4 @@ def command(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

@@ -28,14 +28,14 @@ from deltajax.evaluation.texts import (
   Strides,
   Text,
 )
-from deltajax.training.step import Trainer
+from deltajax.training.dtypes import dtype_here
 from deltajax.training.subjects import (
   common_data,
   default_batch_size,
-  dtype_here,
   find_subjects,
-  make_trainer,
   MeshSizes,
+  place_model,
+  PlacedModel,
   Subject,
 )
 from train.cli import check_counts, check_json_file, main, write_json_file
@@ -163,7 +163,7 @@ class Plan:
   Attributes:
     subject: the model.
     batch_size: rows at once.
-    trainers: how it lies on its mesh, for each text; one for all tasks.
+    placed: how it lies on its mesh, for each text; one for all tasks.
     texts: that it is evaluated on.
     tasks: that it is evaluated on.
     notes: what one should know to read the results.
@@ -171,7 +171,7 @@ class Plan:
 
   subject: Subject
   batch_size: int
-  trainers: list[Trainer]
+  placed: list[PlacedModel]
   texts: list[Text]
   tasks: Tasks | None
   notes: list[str]
@@ -204,8 +204,8 @@ def prepare(options: Options) -> Plan:
       dataclasses.replace(text.config, sequence_length=text.length)
       for text in texts
     ]
-  trainers = [
-    make_trainer(
+  placed = [
+    place_model(
       *(subject, config, batch_size, options.mesh),
       dtype=options.dtype if subject.run else dtype_here(options.dtype),
     )
@@ -218,7 +218,7 @@ def prepare(options: Options) -> Plan:
     for length in sorted({config.sequence_length for config in configs})
     if seen is not None and length > seen
   ]
-  return Plan(subject, batch_size, trainers, texts, tasks, notes)
+  return Plan(subject, batch_size, placed, texts, tasks, notes)
 
 
 def _open_text(options: Options, subject: Subject, name: str | None) -> Text:
@@ -288,9 +288,9 @@ def command(arguments: list[str]) -> None:
   plan = prepare(options)
   for note in plan.notes:
     print(f"note      {note}")
-  print(plan.subject.stored)
-  trainer = plan.trainers[0]
-  params = plan.subject.stored.load(trainer.abstract_state().params).params
+  print(f"model     {plan.subject.stored}")
+  placed = plan.placed[0]
+  params = plan.subject.stored.load(placed.abstract_params()).params
   found: dict[str, Any]
   if plan.tasks is None:
     found = {"texts": score_texts(plan, params)}
@@ -299,11 +299,7 @@ def command(arguments: list[str]) -> None:
     print("\n".join(results.task_lines(found)))
   if options.out is not None:
     values = results.describe(
-      plan.subject,
-      params,
-      trainer.config.model.dtype,
-      notes=plan.notes,
-      **found,
+      plan.subject, params, placed.config.dtype, notes=plan.notes, **found
     )
     write_json_file(options.out, values)
     print(f"results   {options.out}")
@@ -312,9 +308,9 @@ def command(arguments: list[str]) -> None:
 def score_texts(plan: Plan, params: Any) -> list[dict[str, Any]]:
   """Evaluates on texts, and prints each result as it comes."""
   found = []
-  for text, trainer in zip(plan.texts, plan.trainers, strict=True):
+  for text, placed in zip(plan.texts, plan.placed, strict=True):
     print(f"data      {text}")
-    scorer = Scorer(trainer.config.model, trainer.sharding)
+    scorer = Scorer(placed.config, placed.sharding)
     begin = time.perf_counter()
     quality = text.score(scorer, params, plan.batch_size)
     seconds = time.perf_counter() - begin
@@ -327,16 +323,15 @@ def score_tasks(options: Options, plan: Plan, params: Any) -> dict[str, Any]:
   """Evaluates on tasks."""
   from deltajax.evaluation.harness import HarnessLM
 
-  (trainer,) = plan.trainers
-  config = trainer.config
+  (placed,) = plan.placed
   assert plan.tasks is not None
   lm = HarnessLM(
-    config.model,
+    placed.config,
     params,
-    get_tokenizer(config.data.tokenizer),
-    context=config.data.sequence_length,
+    get_tokenizer(placed.data.tokenizer),
+    context=placed.data.sequence_length,
     batch_size=plan.batch_size,
-    sharding=trainer.sharding,
+    sharding=placed.sharding,
   )
   return run_tasks(
     lm,
@@ -347,4 +342,4 @@ def score_tasks(options: Options, plan: Plan, params: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

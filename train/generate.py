@@ -21,12 +21,16 @@ import tyro
 
 from deltajax.config import ConfigError
 from deltajax.data.continuation import Continuation, continue_texts
-from deltajax.data.tokenizers import get_tokenizer, Tokenizer
+from deltajax.data.tokenizers import (
+  check_vocabulary,
+  get_tokenizer,
+  Tokenizer,
+)
 from deltajax.models.generation import Generator
 from deltajax.models.sampling import Sampling
 from deltajax.models.transformer import TransformerLM
+from deltajax.training.dtypes import check_dtype, dtype_here
 from deltajax.training.load import find_model
-from deltajax.training.subjects import dtype_here
 from train.cli import main
 from train.options import about_of, parse_options
 
@@ -103,11 +107,7 @@ def encode_prompts(
     ConfigError: if the tokenizer is larger than the model's vocabulary, or a
       prompt is empty or leaves no room in the context.
   """
-  if tokenizer.vocab_size > vocab_size:
-    raise ConfigError(
-      f"the tokenizer has {tokenizer.vocab_size} ids, the model {vocab_size};"
-      " it belongs to another model."
-    )
+  check_vocabulary(tokenizer, vocab_size, "the vocabulary of the model")
   rows = [tokenizer.encode_prompt(text) for text in prompts]
   for i, row in enumerate(rows, 1):
     if not len(row):
@@ -146,6 +146,7 @@ def command(arguments: list[str]) -> None:
   dtype = dtype_here(options.dtype)
   if dtype is not None:
     config = dataclasses.replace(config, dtype=dtype)
+  check_dtype(config.dtype)
   tokenizer = get_tokenizer(options.tokenizer or source.tokenizer)
   context = source.context
   rows = encode_prompts(tokenizer, prompts, config.vocab_size, context)
@@ -176,4 +177,4 @@ def print_texts(prompts: Sequence[str], news: Iterator[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=False)

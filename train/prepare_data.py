@@ -12,6 +12,7 @@ where one was killed. A run then takes `--data.dataset OUT`.
 import dataclasses
 import json
 import pathlib
+import sys
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from deltajax.data.packed_dataset import open_packed
 from deltajax.data.packing import PackedSequences
 from deltajax.data.prepare import Corpus, prepare, TOKENIZER_DIRECTORY
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
-from train.cli import main, parse_subcommand, Subcommand
+from train.cli import check_counts, main, parse_subcommand, Subcommand
 
 Out = tyro.conf.Positional[
   Annotated[pathlib.Path, tyro.conf.arg(metavar="OUT")]
@@ -91,6 +92,7 @@ class Inspect:
 
   def run(self) -> None:
     """Prints."""
+    check_counts(rows=self.rows, characters=self.characters)
     manifest = read_manifest(self.directory)
     stored = self.directory / TOKENIZER_DIRECTORY
     name = str(stored) if stored.is_dir() else manifest.tokenizer_name
@@ -173,4 +175,4 @@ def command(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  main(command)
+  main(command, resumes=sys.argv[1:2] == ["build"])

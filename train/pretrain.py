@@ -11,11 +11,9 @@ stand validation and test, a sample, and what the model routes
 
 from collections.abc import Mapping
 
-import jax
-
 from deltajax.analysis.analyze import analyze
 from deltajax.analysis.table import routing_table
-from deltajax.models.generation import generate
+from deltajax.models.texts import continue_text
 from deltajax.training import hosts
 from deltajax.training.loop import RunResult, train
 from train.cli import main, parse_run, Run
@@ -57,18 +55,10 @@ def report_lines(result: RunResult) -> list[str]:
   if result.test:
     lines.append(f"test:       {_quality(result.test, 'test')}")
 
-  tokenizer = result.data.tokenizer
-  prompt = tokenizer.encode(SAMPLE_PROMPT)[None]
-  tokens = generate(
-    model,
-    params,
-    prompt,
+  sample = continue_text(
+    *(model, params, result.data.tokenizer, SAMPLE_PROMPT),
     max_new_tokens=SAMPLE_TOKENS,
-    temperature=0.7,
-    key=jax.random.key(0),
-    vocab_size=tokenizer.vocab_size,
   )
-  sample = tokenizer.decode(tokens[0])
   lines += ["\nsample:", SAMPLE_PROMPT + sample]
 
   batch = {name: x[:4] for name, x in result.data.validation[0].items()}

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from deltajax.config import DataConfig
+from deltajax.data.packing import Batch
 from deltajax.data.pipeline import load_mixture, Mixture, validation_batches
-from deltajax.training.step import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,13 +16,13 @@ class AnalysisData:
   Attributes:
     config: where it comes from.
     split: of the data set.
-    source: its rows.
+    mixture: its rows.
     batches: those of them that are read.
   """
 
   config: DataConfig
   split: str
-  source: Mixture
+  mixture: Mixture
   batches: Sequence[Batch]
 
   @property
@@ -34,12 +34,12 @@ class AnalysisData:
     """For `routing.json`."""
     return {
       "datasets": list(self.config.datasets),
-      "weights": list(self.source.weights),
+      "weights": list(self.mixture.weights),
       "split": self.split,
       "tokenizer": self.config.tokenizer,
       "sequence_length": self.config.sequence_length,
       "rows": self.rows,
-      "fingerprint": self.source.info.fingerprint,
+      "fingerprint": self.mixture.info.fingerprint,
     }
 
 
@@ -55,6 +55,8 @@ def load_data(
   Raises:
     ConfigError: as `load_mixture` and `validation_batches` do.
   """
-  source = load_mixture(config, split)
-  batches = validation_batches(source, batch_size=batch_size, num_rows=num_rows)
-  return AnalysisData(config, split, source, batches)
+  mixture = load_mixture(config, split)
+  batches = validation_batches(
+    mixture, batch_size=batch_size, num_rows=num_rows
+  )
+  return AnalysisData(config, split, mixture, batches)

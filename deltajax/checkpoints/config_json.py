@@ -139,6 +139,8 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
   Raises:
     ConfigError: if it asks for something that is not here, or says too little.
   """
+  if values.get("max_position_embeddings") is not None:
+    _check_count(values, "max_position_embeddings")
   if values["model_type"] == OWN:
     return _own_config(values)
   for key, valid in _ONLY.items():
@@ -147,6 +149,7 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
         f"{NAME} has {key} {values[key]!r}; only {valid[0]!r} is supported."
       )
   kinds = values.get("layer_types") or []
+  kinds = kinds if isinstance(kinds, list) else [kinds]
   others = sorted({str(kind) for kind in kinds} - {"full_attention"})
   if others:
     raise ConfigError(
@@ -263,7 +266,10 @@ def _check_count(values: Mapping[str, Any], key: str) -> None:
 def _own_config(values: Mapping[str, Any]) -> ModelConfig:
   if not isinstance(values.get("model"), Mapping):
     raise ConfigError(f"{NAME} of model_type {OWN!r} lacks its model.")
-  return from_dict(ModelConfig, values["model"])
+  try:
+    return from_dict(ModelConfig, values["model"])
+  except ConfigError as error:
+    raise ConfigError(f"{NAME}: {error}") from None
 
 
 def _released_routing(

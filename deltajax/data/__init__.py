@@ -1,6 +1,7 @@
 """Documents to batches: tokenizers, packing, TFDS builders, grain pipelines.
 
-Deliberately imports nothing: `deltajax.data.tokenizers` and
-`deltajax.data.packing` need numpy only, the other modules need grain and
-tensorflow_datasets (which is used without TensorFlow).
+Deliberately imports nothing. numpy only is needed by `continuation`,
+`manifest`, `mixing`, `packing`, `tokenizer_file`, `tokenizers` and `workers`;
+the others need tensorflow_datasets (which is used without TensorFlow), and
+`pipeline` grain.
 """

@@ -7,10 +7,10 @@ targets and the last target is one token further on. Needs numpy only.
 Shapes: B batch, T sequence; `_T1` is T+1.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from deltajax.data.tokenizers import Tokenizer
 from deltajax.routing.validation import ConfigError
 
 Array = TypeVar("Array")  # numpy or jax
+
+# Rows: tokens, segment_ids and positions, each int32 [B, T+1].
+Batch = Mapping[str, Any]
 
 TOKENS_PER_SHARD = 2**26
 

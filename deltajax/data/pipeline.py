@@ -9,6 +9,7 @@ Shapes: B batch, T sequence; `_T1` is T+1.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import math
 import os
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from deltajax.data.packed_dataset import (
   pack_texts,
   PACK_VERSION,
 )
-from deltajax.data.packing import PackedSequences, PackingInfo
+from deltajax.data.packing import Batch, PackedSequences, PackingInfo
 from deltajax.data.prepare import Corpus, prepare
 from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.sources import find_parts
@@ -44,8 +45,6 @@ _SMALL_BYTES = 2**26
 
 # From the seed of one data set to that of the next; the golden ratio.
 _NEXT_SEED = 0x9E3779B9
-
-Batch = dict[str, np.ndarray]
 
 
 def load_split(
@@ -226,6 +225,36 @@ class Mixture:
   def __len__(self) -> int:
     return sum(map(len, self.sources))
 
+  def chosen(self, num_rows: int | None) -> tuple[int, ...]:
+    """How many rows of each data set are read where only some are.
+
+    Args:
+      num_rows: at most this many in all: of each data set its share, but at
+        least one, and fewer where it is used up. None: every row of every one.
+
+    Raises:
+      ConfigError: there are more data sets than rows.
+    """
+    lengths = tuple(map(len, self.sources))
+    if num_rows is None:
+      return lengths
+    _check_at_least("num_rows", num_rows, 1)
+    if num_rows < len(lengths):
+      raise ConfigError(
+        f"num_rows is {num_rows}; {len(lengths)} data sets are read together,"
+        " each of which gives at least one."
+      )
+    shares = [num_rows * weight for weight in self.weights]
+    counts = [max(1, int(share)) for share in shares]
+    while missing := num_rows - sum(counts):
+      step = 1 if missing > 0 else -1
+      lacks = [
+        (share - count) * step if count + step else -math.inf
+        for share, count in zip(shares, counts, strict=True)
+      ]
+      counts[lacks.index(max(lacks))] += step
+    return tuple(map(min, counts, lengths))
+
   @property
   def info(self) -> PackingInfo:
     """Of all of them; the fingerprint is that of a lone one, or of all."""
@@ -352,39 +381,37 @@ def train_iterator(
 
 
 def validation_batches(
-  mixture: Mixture, *, batch_size: int, num_rows: int
+  mixture: Mixture, *, batch_size: int, num_rows: int | None
 ) -> list[Batch]:
   """Returns the batches of every evaluation; see `fixed_batches`."""
   return list(fixed_batches(mixture, batch_size=batch_size, num_rows=num_rows))
 
 
 def fixed_batches(
-  mixture: Mixture, *, batch_size: int, num_rows: int
+  mixture: Mixture, *, batch_size: int, num_rows: int | None
 ) -> Iterator[Batch]:
   """Yields batches of some rows, always the same ones, read when asked for.
 
   Args:
-    mixture: the rows; the first `num_rows` of them, in an order that never
-      changes, are used, whatever the batch size; of several data sets, of each
-      its share, but at least one.
+    mixture: the rows; of each data set the first, in an order that never
+      changes, are used, whatever the batch size.
     batch_size: B.
-    num_rows: how many rows at most; fewer if a data set is used up.
+    num_rows: how many rows at most; None for all. See `Mixture.chosen`.
 
   Yields:
     Dicts of int32 arrays [B, T+1]. The missing rows of the last batch are
     padding: segment id 0 everywhere, so no target counts.
 
   Raises:
-    ConfigError: batch_size or num_rows is below 1.
+    ConfigError: batch_size is below 1, or num_rows too small.
   """
   _check_at_least("batch_size", batch_size, 1)
-  _check_at_least("num_rows", num_rows, 1)
   chosen: list[tuple[PackedSequences, int]] = []
-  for source, weight in zip(mixture.sources, mixture.weights, strict=True):
+  counts = mixture.chosen(num_rows)
+  for source, count in zip(mixture.sources, counts, strict=True):
     # Not in stored order, so that a part of the set resembles all of it.
     # RandomState, because numpy never changes what it returns for a seed.
     order = np.random.RandomState(0).permutation(len(source))
-    count = max(1, round(weight * num_rows))
     chosen += [(source, int(k)) for k in order[:count]]
   for begin in range(0, len(chosen), batch_size):
     rows = [source[k] for source, k in chosen[begin : begin + batch_size]]

@@ -11,7 +11,6 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
-import fcntl
 import os
 from pathlib import Path
 import shutil
@@ -47,7 +46,7 @@ from deltajax.data.split_plan import (
 from deltajax.data.tokenizer_file import FileTokenizer
 from deltajax.data.tokenizers import get_tokenizer, Tokenizer
 from deltajax.data.workers import available_cores, start_workers, Workers
-from deltajax.files import digest_of
+from deltajax.files import digest_of, try_lock
 from deltajax.routing.validation import ConfigError
 
 TOKENIZER_DIRECTORY = "tokenizer"
@@ -279,10 +278,8 @@ def _scratch(out: Path, keep_refused: bool = True) -> Iterator[Path]:
   except OSError as error:
     raise ConfigError(f"{scratch} cannot be written: {error}.") from None
   with lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ConfigError(f"another process is preparing {out} now.") from None
+    if not try_lock(lock):
+      raise ConfigError(f"another process is preparing {out} now.")
     remove_unfinished(scratch / "parts")
     try:
       yield scratch

@@ -7,7 +7,6 @@ share a data directory.
 """
 
 from collections.abc import Iterator
-import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow_datasets as tfds
 
+from deltajax.data.split_plan import SPLITS
 from deltajax.routing.validation import ConfigError
 
-SPLITS = ("train", "validation", "test")
 _EXCLUDED = frozenset(("site-packages", "dist-packages"))
 # Above 1000 MiB a split, TFDS sorts the records in files that it writes with
 # TensorFlow.
@@ -72,42 +71,9 @@ def find_documents(root: Path) -> Iterator[Document]:
       yield Document(path.relative_to(root).as_posix(), text, digest)
 
 
-@dataclasses.dataclass(eq=False)
-class PythonStdlibConfig(tfds.core.BuilderConfig):
-  """Which .py files; `root` None is the running interpreter's library."""
-
-  root: str | None = None
-
-  @classmethod
-  def from_root(cls, root: str | os.PathLike[str]) -> "PythonStdlibConfig":
-    """Returns a configuration for another directory of .py files.
-
-    Its name comes from what the files hold, so that changed files become a
-    new data set instead of being mistaken for the old one.
-
-    Args:
-      root: the directory; searched recursively.
-
-    Raises:
-      ConfigError: `root` is not a directory, or holds no usable .py file.
-    """
-    digest = hashlib.sha256()
-    for document in _some_documents(Path(root)):
-      digest.update(f"{document.digest} {document.path}\n".encode())
-    name = f"files-{digest.hexdigest()[:16]}"
-    return cls(name=name, root=os.path.abspath(root))
-
-
-def _some_documents(root: Path) -> list[Document]:
-  """Returns the documents below `root`; raises ConfigError without any."""
-  if not root.is_dir():
-    raise ConfigError(f"{str(root)!r} is not a directory of .py files.")
-  documents = list(find_documents(root))
-  if not documents:
-    raise ConfigError(
-      f"the corpus is empty: no .py file with text in UTF-8 in {str(root)!r}."
-    )
-  return documents
+def library_root() -> Path:
+  """Where the running interpreter has its standard library."""
+  return Path(sysconfig.get_paths()["stdlib"])
 
 
 class PythonStdlib(tfds.core.GeneratorBasedBuilder):
@@ -117,8 +83,8 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
   # To be raised when `find_documents` or `assign_split` changes.
   VERSION = tfds.core.Version("1.0.0")
   RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "Initial release."}
-  BUILDER_CONFIGS: ClassVar[list[PythonStdlibConfig]] = [
-    PythonStdlibConfig(
+  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = [
+    tfds.core.BuilderConfig(
       name=f"{sys.implementation.name}-{platform.python_version()}",
       description="The standard library of the running interpreter.",
     )
@@ -139,16 +105,21 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
     del dl_manager  # Nothing is downloaded.
-    root = self.builder_config.root or sysconfig.get_paths()["stdlib"]
+    root = library_root()
     by_split: dict[str, list[Document]] = {split: [] for split in SPLITS}
-    for document in _some_documents(Path(root)):
+    for document in find_documents(root):
       by_split[assign_split(document.digest)].append(document)
+    if not any(by_split.values()):
+      raise ConfigError(
+        f"the corpus is empty: no .py file with text in UTF-8 in {str(root)!r}."
+      )
     for split, documents in by_split.items():
       size = sum(len(document.text.encode()) for document in documents)
       if size > _MAX_SPLIT_BYTES:
         raise ConfigError(
           f"split {split!r} has {size} bytes; TFDS can write at most "
-          f"{_MAX_SPLIT_BYTES} without TensorFlow. Use a smaller root."
+          f"{_MAX_SPLIT_BYTES} without TensorFlow. Give {str(root)!r} to"
+          " train.prepare_data, with --kind text and --pattern '*.py'."
         )
     # TFDS cannot write a split without examples, which small roots may have.
     return {

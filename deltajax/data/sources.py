@@ -25,7 +25,6 @@ SUFFIXES = {
 # Files of text that are read in one go.
 _FILES_AT_ONCE = 4096
 _BYTES_AT_ONCE = 2**26
-_CHUNK = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +144,7 @@ def _records(part: Part, reading: Reading, tally: Tally) -> Iterator[str | Bad]:
 def _parts_below(path: Path, kind: str, pattern: str) -> list[Part]:
   if path.is_file():
     return [Part(_kind_of(path, kind), (str(path),))]
-  is_tfds = (path / "dataset_info.json").is_file()
-  if kind == "tfds" or (kind == "auto" and is_tfds):
+  if kind == "tfds" or (kind == "auto" and storage.is_dataset(path)):
     return _tfds_parts(path, pattern)
   files = [
     file

@@ -21,7 +21,6 @@ from deltajax.routing.validation import ConfigError, unknown_name
 def build_dataset(
   builder_class: type[tfds.core.GeneratorBasedBuilder],
   data_dir: str | os.PathLike[str],
-  config: tfds.core.BuilderConfig | None = None,
 ) -> Path:
   """Builds a data set, unless it is there, and returns its directory.
 
@@ -30,9 +29,8 @@ def build_dataset(
   the result into place in one step, the others use that.
 
   Args:
-    builder_class: the TFDS builder.
+    builder_class: the TFDS builder, of whose configurations the first is built.
     data_dir: the root of all data sets; created if missing.
-    config: which configuration; by default the builder's first.
 
   Returns:
     The directory, `data_dir`/name/config/version.
@@ -42,11 +40,11 @@ def build_dataset(
   """
   data_dir = Path(data_dir).expanduser()
   with quiet():
-    target = builder_class(data_dir=data_dir, config=config).data_dir
+    target = builder_class(data_dir=data_dir).data_dir
 
   def build(scratch: Path) -> Path:
     with quiet():
-      builder = builder_class(data_dir=scratch, config=config)
+      builder = builder_class(data_dir=scratch)
       builder.download_and_prepare(file_format="array_record")
     return Path(builder.data_dir)
 

@@ -145,6 +145,23 @@ def get_tokenizer(name: str) -> Tokenizer:
   )
 
 
+def check_vocabulary(
+  tokenizer: Tokenizer, vocab_size: int, name: str = "model.vocab_size"
+) -> None:
+  """Raises ConfigError if a tokenizer has ids that a model has not.
+
+  Args:
+    tokenizer: whose ids the model is given.
+    vocab_size: of the model.
+    name: what messages call that.
+  """
+  if tokenizer.vocab_size > vocab_size:
+    raise ConfigError(
+      f"{name} is {vocab_size}, but the tokenizer has {tokenizer.vocab_size}"
+      " ids; use at least that, or the tokenizer that belongs to the model."
+    )
+
+
 # What decoders put where bytes are not UTF-8, or not yet.
 _UNKNOWN = "\ufffd"
 _WINDOW = 64

@@ -9,16 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from deltajax.data.packing import target_mask
+from deltajax.data.packing import Batch, target_mask
 from deltajax.evaluation.estimates import Quality, UnitSums
 from deltajax.evaluation.scoring import one_late, Scorer
 from deltajax.evaluation.windows import check_windows, window_batches
 from deltajax.models.transformer import TransformerLM
 from deltajax.routing.validation import ConfigError
 from deltajax.training.loss import TokenScores
-
-# tokens, segment_ids and positions, each int32 [B, T + 1].
-Rows = dict[str, np.ndarray]
 
 
 def evaluate(
@@ -84,7 +81,7 @@ def evaluate(
 def score_rows(
   scorer: Scorer,
   params: Any,
-  batches: Iterable[Rows],
+  batches: Iterable[Batch],
   bytes_per_token_V: np.ndarray,
 ) -> Quality:
   """How well a model predicts packed rows, as validation does.
@@ -143,6 +140,8 @@ def score_documents(
     ConfigError: if there is nothing to predict, or the windows cannot be made.
   """
   check_windows(context, stride)
+  if batch_size < 1:
+    raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
   sums = UnitSums()
   # Of the newest document, which may go on in the next batch.
   open_number: int = 0

@@ -34,7 +34,7 @@ def describe(
     "schema": SCHEMA,
     "version": VERSION,
     "model": {
-      "source": " ".join(str(subject.stored).split()),
+      "source": str(subject.stored),
       "config": to_dict(subject.config),
       "config_digest": config_digest(subject.config),
       "parameters": dataclasses.asdict(count_parameters(params)),

@@ -144,7 +144,7 @@ class PackedText(Text):
     total = len(self.mixture)
     if isinstance(self.coverage, Strides):
       return super().__str__()
-    rows = min(self.coverage.count or total, total)
+    rows = sum(self.mixture.chosen(self.coverage.count))
     return f"{super().__str__()}: {rows:,} of {total:,} rows"
 
   def score(self, scorer: Scorer, params: Any, batch_size: int) -> Quality:
@@ -156,9 +156,7 @@ class PackedText(Text):
         self.coverage, scorer, params, documents, bytes_V, batch_size
       )
     batches = fixed_batches(
-      self.mixture,
-      batch_size=batch_size,
-      num_rows=self.coverage.count or len(self.mixture),
+      self.mixture, batch_size=batch_size, num_rows=self.coverage.count
     )
     return score_rows(scorer, params, batches, bytes_V)
 
@@ -238,9 +236,10 @@ def open_text(
     for part in parts:
       check_part(part, Reading())
     return TextFiles(config, split, coverage, tokenizer, parts)
-  return PackedText(
-    config, split, coverage, tokenizer, load_mixture(config, split)
-  )
+  mixture = load_mixture(config, split)
+  if isinstance(coverage, Rows):
+    mixture.chosen(coverage.count)  # Raises for fewer than one of each.
+  return PackedText(config, split, coverage, tokenizer, mixture)
 
 
 def own_length(dataset: str) -> int | None:

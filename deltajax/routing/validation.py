@@ -58,14 +58,20 @@ def check_name(kind: str, name: object, valid: Iterable[str]) -> None:
 def typed_config(cls: type[T]) -> type[T]:
   """Class decorator: a frozen, keyword-only dataclass with helpful errors."""
   cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-  fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+  fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+  names = [f.name for f in fields]
+  needed = [
+    f.name
+    for f in fields
+    if f.default is f.default_factory is dataclasses.MISSING
+  ]
   plain_init = cls.__init__
 
   @functools.wraps(plain_init)
   def init(self: Any, *args: Any, **kwargs: Any) -> None:
     hints = typing.get_type_hints(cls)
     for name, value in kwargs.items():
-      check_name(f"{cls.__name__} field", name, fields)
+      check_name(f"{cls.__name__} field", name, names)
       if not _is_a(value, hints[name]):
         expected = getattr(hints[name], "__name__", str(hints[name]))
         raise ConfigError(
@@ -73,6 +79,9 @@ def typed_config(cls: type[T]) -> type[T]:
           if expected == "float"
           else f"{cls.__name__}.{name} is {value!r}; it must be {expected}."
         )
+    missing = [name for name in needed if name not in kwargs]
+    if missing and not args:
+      raise ConfigError(f"{cls.__name__} lacks {', '.join(missing)}.")
     plain_init(self, *args, **kwargs)
 
   setattr(cls, "__init__", init)  # noqa: B010

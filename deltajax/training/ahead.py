@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from deltajax.config import RunConfig
 from deltajax.training.collectives import Collective, count_collectives
+from deltajax.training.dtypes import check_dtypes
 from deltajax.training.flops import model_flops
 from deltajax.training.mesh import make_sharding
 from deltajax.training.step import Trainer
@@ -103,9 +104,11 @@ def compile_step(config: RunConfig, target: Target, name: str) -> Report:
     name: of the config, for the report.
 
   Raises:
-    ConfigError: if the run does not fit the mesh.
+    ConfigError: if the run does not fit the mesh, or JAX would not compute in
+      its dtype.
     DoesNotFitError: if it does not fit the memory.
   """
+  check_dtypes(config.model)
   trainer = Trainer(config, make_sharding(config, target.devices))
   lowered = trainer.jit_update().lower(
     trainer.abstract_state(), abstract_batch(trainer)

@@ -11,12 +11,12 @@ import numpy as np
 from deltajax.analysis.analyze import conclude
 from deltajax.analysis.observe import Observer
 from deltajax.analysis.reads import model_reads
-from deltajax.data.packing import target_mask
+from deltajax.data.packing import Batch, target_mask
 from deltajax.data.pipeline import find_mixture
 from deltajax.training import hosts
 from deltajax.training.mesh import place_batch
 from deltajax.training.run_data import digest_of_rows, fixed_rows, RunData
-from deltajax.training.step import Batch, Trainer
+from deltajax.training.step import Trainer
 from deltajax.training.watchdog import Watchdog
 
 

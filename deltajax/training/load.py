@@ -145,7 +145,7 @@ class RunCheckpoint:
     return Pretrained(config, params)
 
   def __str__(self) -> str:
-    return f"run       {self.run.root} after {self.step} updates"
+    return f"run {self.run.root} after {self.step} updates"
 
 
 StoredModel = ModelDirectory | RunCheckpoint

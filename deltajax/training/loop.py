@@ -6,13 +6,11 @@ import dataclasses
 import json
 import pathlib
 
-import jax
 import numpy as np
 
 from deltajax.checkpoints.manager import Checkpoints, Keep
 from deltajax.checkpoints.reading import Unchecked
 from deltajax.config import (
-  ConfigError,
   from_dict,
   HostsConfig,
   RunConfig,
@@ -20,6 +18,7 @@ from deltajax.config import (
 )
 from deltajax.data.pipeline import train_iterator
 from deltajax.training import hosts
+from deltajax.training.dtypes import check_dtypes
 from deltajax.training.evaluator import Evaluator
 from deltajax.training.load import (
   check_same_model,
@@ -236,12 +235,7 @@ def _prepare(
     The trainer, which rows of a batch are this host's, and the model that the
     run starts with, if it is given one.
   """
-  dtype = config.model.dtype
-  if jax.dtypes.canonicalize_dtype(dtype) != jax.numpy.dtype(dtype):
-    raise ConfigError(
-      f"model.dtype is {dtype}, but JAX would compute in float32; set"
-      " JAX_ENABLE_X64=1."
-    )
+  check_dtypes(config.model)
   directory.check(config)
   if config.training.wandb_project is not None:
     import_wandb()

@@ -7,7 +7,7 @@ the batch), `tensor` (heads, mlp and vocabulary), `context` (the sequence).
 from collections.abc import Mapping, Sequence
 import math
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from deltajax.config import ConfigError, MeshConfig, RunConfig
+from deltajax.config import ConfigError, MeshConfig, ModelConfig, RunConfig
 from deltajax.routing.sharding import MeshAxes, Sharding
 
 AXES = ("data", "fsdp", "tensor", "context")
@@ -38,6 +38,18 @@ RULES: Mapping[str, MeshAxes] = types.MappingProxyType(
     "roles": None,
   }
 )
+
+
+class Size(NamedTuple):
+  """How much of something there is.
+
+  Attributes:
+    name: what messages call it.
+    value: how much.
+  """
+
+  name: str
+  value: int
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -99,14 +111,20 @@ def axis_sizes(config: MeshConfig, num_devices: int) -> tuple[int, ...]:
   return tuple(sizes)
 
 
-def check_fit(config: RunConfig, mesh: Mesh) -> None:
-  """Raises ConfigError, with the numbers, if a run does not fit a mesh."""
+def check_fit(
+  model: ModelConfig, mesh: Mesh, *, rows: Size, length: Size
+) -> None:
+  """Raises ConfigError, with the numbers, if a model does not fit a mesh.
+
+  Args:
+    model: its config.
+    mesh: where it would lie.
+    rows: of a batch, on all devices at once.
+    length: of a sequence.
+  """
   size = dict(zip(AXES, mesh.devices.shape, strict=True))
-  model, training = config.model, config.training
-  shards = size["data"] * size["fsdp"]
-  micro_batch = training.batch_size // training.accumulation
   checks = (
-    ("training.batch_size / accumulation", micro_batch, "data x fsdp", shards),
+    (*rows, "data x fsdp", size["data"] * size["fsdp"]),
     ("model.width", model.width, "fsdp", size["fsdp"]),
     (
       "routing key_dim",
@@ -118,12 +136,7 @@ def check_fit(config: RunConfig, mesh: Mesh) -> None:
     ("model.num_kv_heads", model.num_kv_heads, "tensor", size["tensor"]),
     ("model.mlp_width", model.mlp_width, "tensor", size["tensor"]),
     ("model.vocab_size", model.vocab_size, "tensor", size["tensor"]),
-    (
-      "data.sequence_length",
-      config.data.sequence_length,
-      "context",
-      size["context"],
-    ),
+    (*length, "context", size["context"]),
   )
   problems = [
     f"{name} {value} is not divisible by {axis} {divisor}"
@@ -137,17 +150,26 @@ def check_fit(config: RunConfig, mesh: Mesh) -> None:
 def make_sharding(config: RunConfig, devices: Any = None) -> Sharding:
   """The mesh of a run with its rules, checked against the run."""
   mesh = make_mesh(config.mesh, devices)
-  check_fit(config, mesh)
+  training = config.training
+  check_fit(
+    config.model,
+    mesh,
+    rows=Size(
+      "training.batch_size / accumulation",
+      training.batch_size // training.accumulation,
+    ),
+    length=Size("data.sequence_length", config.data.sequence_length),
+  )
   return Sharding(mesh, RULES)
 
 
-def state_shardings(sharding: Sharding, boxed_params: Any, state: Any) -> Any:
-  """Shardings of a training state: optimizer moments lie like parameters.
+def placed_shapes(sharding: Sharding, boxed_params: Any, tree: Any) -> Any:
+  """Says of shapes where they lie: optimizer moments like their parameters.
 
   Args:
-    sharding: of the run.
+    sharding: where everything lies.
     boxed_params: abstract parameters whose boxes name their axes.
-    state: the abstract, unboxed training state.
+    tree: of ShapeDtypeStructs: unboxed parameters, or a training state.
   """
   specs = nn.get_partition_spec(boxed_params)
   by_path = {
@@ -158,7 +180,10 @@ def state_shardings(sharding: Sharding, boxed_params: Any, state: Any) -> Any:
   }
   whole = NamedSharding(sharding.mesh, PartitionSpec())
   return jax.tree_util.tree_map_with_path(
-    lambda path, _: by_path.get(_names(path), whole), state
+    lambda path, x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=by_path.get(_names(path), whole)
+    ),
+    tree,
   )
 
 

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from deltajax.config import ConfigError, DataConfig, RunConfig
+from deltajax.data.packing import Batch
 from deltajax.data.pipeline import (
   load_mixture,
   Mixture,
   validation_batches,
 )
-from deltajax.data.tokenizers import get_tokenizer, Tokenizer
-from deltajax.training.step import Batch
+from deltajax.data.tokenizers import (
+  check_vocabulary,
+  get_tokenizer,
+  Tokenizer,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +45,7 @@ def load_data(config: RunConfig) -> RunData:
   """
   data = config.data
   tokenizer = get_tokenizer(data.tokenizer)
-  if config.model.vocab_size < tokenizer.vocab_size:
-    raise ConfigError(
-      f"model.vocab_size is {config.model.vocab_size}, but tokenizer"
-      f" {data.tokenizer!r} has {tokenizer.vocab_size} ids; use at least that."
-    )
+  check_vocabulary(tokenizer, config.model.vocab_size)
   return RunData(
     tokenizer=tokenizer,
     train=load_mixture(data, "train"),

@@ -124,16 +124,21 @@ class RunDirectory:
     return self.root / "wandb"
 
   def load_config(self) -> RunConfig:
-    """The config that the run was started with."""
+    """The config that the run was started with.
+
+    Raises:
+      ConfigError: if config.json is missing, or is none of a run.
+    """
     if not self.config.is_file():
       raise ConfigError(
         f"{self.root} is not a run directory: it has no config.json."
       )
     try:
-      values = json.loads(self.config.read_text())
-    except json.JSONDecodeError as error:
+      return from_dict(RunConfig, json.loads(self.config.read_text()))
+    except ConfigError as error:
+      raise ConfigError(f"{self.config}: {error}") from None
+    except ValueError as error:  # Of json, or of UTF-8.
       raise ConfigError(f"{self.config} is not JSON: {error}.") from None
-    return from_dict(RunConfig, values)
 
   def check(self, config: RunConfig) -> None:
     """Raises ConfigError unless the directory is new or this run's own.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from deltajax.config import RunConfig
-from deltajax.data.packing import target_mask
+from deltajax.data.packing import Batch as Batch, target_mask
 from deltajax.models.transformer import (
   join_routing,
   output_head,
@@ -24,15 +24,12 @@ from deltajax.models.transformer import (
 from deltajax.routing.sharding import Sharding, use_sharding
 from deltajax.training.health import choose, Health, judge
 from deltajax.training.loss import LossSums, token_loss
-from deltajax.training.mesh import make_sharding, state_shardings
+from deltajax.training.mesh import make_sharding, placed_shapes
 from deltajax.training.optimizer import (
   learning_rate_schedule,
   make_optimizer,
   routing_rates,
 )
-
-# tokens, segment_ids and positions, each int32 [B, T + 1].
-Batch = Mapping[str, Any]
 
 
 @flax.struct.dataclass
@@ -121,14 +118,7 @@ class Trainer:
   def _abstract_state(self) -> TrainState:
     state = jax.eval_shape(self.init)
     boxed = jax.eval_shape(self._boxed_params)
-    shardings = state_shardings(self.sharding, boxed, state)
-    return jax.tree.map(
-      lambda x, sharding: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding
-      ),
-      state,
-      shardings,
-    )
+    return placed_shapes(self.sharding, boxed, state)
 
   def compiled_init(self) -> TrainState:
     """`init`, run where the state lies: no device ever holds all of it."""

@@ -5,7 +5,9 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from flax import linen as nn
 import jax
+import jax.numpy as jnp
 
 from deltajax.config import (
   ConfigError,
@@ -13,12 +15,24 @@ from deltajax.config import (
   MeshConfig,
   ModelConfig,
   RunConfig,
-  TrainingConfig,
 )
 from deltajax.data.tokenizer_file import FILE_NAME as TOKENIZER_FILE
-from deltajax.data.tokenizers import get_tokenizer, Tokenizer
+from deltajax.data.tokenizers import (
+  check_vocabulary,
+  get_tokenizer,
+  Tokenizer,
+)
+from deltajax.models.transformer import TransformerLM
+from deltajax.routing.sharding import Sharding
+from deltajax.training.dtypes import check_dtype
 from deltajax.training.load import find_model, RunCheckpoint, StoredModel
-from deltajax.training.step import Trainer
+from deltajax.training.mesh import (
+  check_fit,
+  make_mesh,
+  placed_shapes,
+  RULES,
+  Size,
+)
 
 _BATCH_SIZE = 8  # Of models that no run says one for.
 
@@ -74,16 +88,6 @@ def find_subjects(paths: Sequence[pathlib.Path]) -> list[Subject]:
   return subjects
 
 
-def dtype_here(given: str | None) -> str | None:
-  """A dtype that was given, else float32 on a CPU, which has no fast bfloat16.
-
-  None elsewhere: models compute in their own.
-  """
-  if given is None and jax.default_backend() == "cpu":
-    return "float32"
-  return given
-
-
 def _name(stored: StoredModel, path: pathlib.Path) -> str:
   if not isinstance(stored, RunCheckpoint):
     return path.absolute().name
@@ -133,15 +137,17 @@ def common_data(
     )
   if "tokenizer" not in values:
     values["tokenizer"] = subjects[0].stored.tokenizer
-  _check_context(subjects, values)
+  _fill_in_length(subjects, values)
   tokenizer = get_tokenizer(values["tokenizer"])
   for subject in subjects:
     _check_tokenizer(subject, tokenizer, values["tokenizer"])
   return DataConfig(**values)
 
 
-def _check_context(subjects: Iterable[Subject], values: dict[str, Any]) -> None:
-  """Fills in a sequence length where no run has one."""
+def _fill_in_length(
+  subjects: Iterable[Subject], values: dict[str, Any]
+) -> None:
+  """Sets a sequence length where no run has one."""
   known = [x for s in subjects if (x := s.stored.context) is not None]
   default = min([DataConfig().sequence_length, *known])
   values.setdefault("sequence_length", default)
@@ -155,12 +161,8 @@ def _check_tokenizer(subject: Subject, tokenizer: Tokenizer, name: str) -> None:
       f" the data set is read with another, {name!r}. Every model must be"
       " given tokens of its own tokenizer."
     )
-  if tokenizer.vocab_size > subject.config.vocab_size:
-    raise ConfigError(
-      f"tokenizer {name!r} has {tokenizer.vocab_size} ids, the vocabulary of"
-      f" {subject.name} {subject.config.vocab_size}; it belongs to another"
-      " model."
-    )
+  vocabulary = f"the vocabulary of {subject.name}"
+  check_vocabulary(tokenizer, subject.config.vocab_size, vocabulary)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +191,36 @@ def default_batch_size(subjects: Sequence[Subject]) -> int:
   return _BATCH_SIZE
 
 
-def make_trainer(
+@dataclasses.dataclass(frozen=True)
+class PlacedModel:
+  """A model that is run and not trained: how, on what, and where.
+
+  Attributes:
+    config: of the model, with the dtype that it is computed in.
+    data: what it is run on.
+    sharding: the mesh that it lies on, with its rules.
+  """
+
+  config: ModelConfig
+  data: DataConfig
+  sharding: Sharding
+
+  def abstract_params(self) -> Any:
+    """Shapes, dtypes and shardings of its parameters; nothing is computed."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    boxed = jax.eval_shape(
+      TransformerLM(self.config).init, jax.random.key(0), tokens
+    )["params"]
+    return placed_shapes(self.sharding, boxed, nn.meta.unbox(boxed))
+
+
+def place_model(
   subject: Subject,
   data: DataConfig,
   batch_size: int,
   mesh_sizes: MeshSizes,
   dtype: str | None,
-) -> Trainer:
+) -> PlacedModel:
   """Says how a model lies on the mesh of its run.
 
   Args:
@@ -206,24 +231,24 @@ def make_trainer(
     dtype: of activations; None for the model's own.
 
   Raises:
-    ConfigError: if there are not the devices for the mesh, or the model or the
-      batch does not fit it.
+    ConfigError: if there are not the devices for the mesh, the model or the
+      batch does not fit it, or JAX would not compute in the dtype.
   """
-  mesh = MeshConfig() if subject.run is None else subject.run.mesh
+  config = subject.run.mesh if subject.run else MeshConfig()
   sizes = dataclasses.asdict(mesh_sizes)
   given = {name: x for name, x in sizes.items() if x is not None}
-  mesh = dataclasses.replace(mesh, **given)
   model = subject.config
-  if dtype is not None:
-    model = dataclasses.replace(model, dtype=dtype)
   try:
-    return Trainer(
-      RunConfig(
-        model=model,
-        data=data,
-        training=TrainingConfig(batch_size=batch_size),
-        mesh=mesh,
-      )
+    if dtype is not None:
+      model = dataclasses.replace(model, dtype=dtype)
+    check_dtype(model.dtype)
+    mesh = make_mesh(dataclasses.replace(config, **given))
+    check_fit(
+      model,
+      mesh,
+      rows=Size("the batch size", batch_size),
+      length=Size("the context", data.sequence_length),
     )
   except ConfigError as error:
     raise ConfigError(f"{subject.name}: {error}") from None
+  return PlacedModel(model, data, Sharding(mesh, RULES))

@@ -315,6 +315,26 @@ FAULTS = {
     edit_config(hidden_size="16", head_dim=None),
     "hidden_size '16'; it must be",
   ),
+  "a config with kinds of layers that are none": (
+    "qwen3-tied",
+    edit_config(layer_types=3),
+    "layer_types 3; only full_attention",
+  ),
+  "a config with another kind of context": (
+    "llama-tied",
+    edit_config(max_position_embeddings="long"),
+    "max_position_embeddings 'long'; it must be at least 1",
+  ),
+  "an own config that lacks sizes": (
+    "llama-tied",
+    edit_config(model_type="deltajax", model={"width": 16}),
+    r"config\.json: ModelConfig lacks vocab_size, num_layers",
+  ),
+  "an own config of another kind": (
+    "llama-tied",
+    edit_config(model_type="deltajax", model={"routing": 3}),
+    r"config\.json: RoutingConfig is 3; it must be a mapping",
+  ),
   "a tokenizer of another model": (
     "qwen3-tied",
     lambda directory: write_tokenizer(directory, 38),

@@ -9,9 +9,9 @@ import pytest
 from deltajax.data import packing, storage
 from deltajax.data.packed_dataset import open_packed, pack_texts, write_packed
 from deltajax.data.packing import PackedSequences
-from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
+from tests.helpers import build_corpus
 
 T = 16
 
@@ -39,8 +39,7 @@ def make_texts(tmp_path, word="é"):
   root.mkdir(exist_ok=True)
   for i in range(100):
     (root / f"m{i}.py").write_text(f"x = {i * i}  # {word}\n" * (1 + i % 7))
-  config = PythonStdlibConfig.from_root(root)
-  return storage.build_dataset(PythonStdlib, tmp_path / "texts", config)
+  return build_corpus(root, tmp_path / "texts")
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from deltajax.config import DataConfig
 from deltajax.data import pipeline, storage
 from deltajax.data.packing import PackedSequences, target_mask
 from deltajax.data.pipeline import Mixture
-from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
+from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
-from tests.helpers import ROOT
+from tests.helpers import build_corpus, ROOT
 
 TOKENIZER = ByteTokenizer()
 T = 4
@@ -342,9 +342,38 @@ def test_a_mixture_is_known_by_its_parts_and_weights():
 def test_validation_of_a_mixture_has_a_part_of_each():
   mixture = make_mixture((0.5, 0.48, 0.02))
   batches = pipeline.validation_batches(mixture, batch_size=4, num_rows=20)
-  batches[-1] = {name: x[:1] for name, x in batches[-1].items()}
   counts = [i for i, _ in numbers_in(mixture, batches)]
-  assert counts == [0] * 10 + [1] * 10 + [2]
+  assert counts == [0] * 10 + [1] * 9 + [2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=5), st.integers(1, 9))
+def test_validation_has_as_many_rows_as_asked_and_of_each_its_share(
+  parts, more
+):
+  weights = [part / sum(parts) for part in parts]
+  source, num_rows = make_source(50), len(parts) + more
+  mixture = Mixture.create([source] * len(parts), weights)
+  counts = mixture.chosen(num_rows)
+  assert sum(counts) == num_rows
+  assert min(counts) >= 1
+  for count, weight in zip(counts, weights, strict=True):
+    assert count < max(weight * num_rows, 1) + 1
+
+
+@pytest.mark.parametrize("weights", [(), (0.5, 0.4, 0.1)])
+def test_all_rows_of_a_mixture_are_all_whatever_it_weighs(weights):
+  mixture = make_mixture(weights)
+  batches = pipeline.validation_batches(mixture, batch_size=7, num_rows=None)
+  assert len(set(numbers_in(mixture, batches))) == len(mixture) == 70
+  assert mixture.chosen(None) == (23, 40, 7)
+  # A data set that is used up gives what it has.
+  assert mixture.chosen(10**6) == (23, 40, 7)
+
+
+def test_fewer_rows_than_data_sets_are_refused():
+  with pytest.raises(ConfigError, match="num_rows is 2; 3 data sets are read"):
+    make_mixture().chosen(2)
 
 
 @pytest.mark.parametrize(
@@ -414,9 +443,7 @@ def small(tmp_path_factory):
   texts = {f"x = {i}  # é\n" for i in range(100)}
   for i, text in enumerate(sorted(texts)):
     (root / f"m{i}.py").write_text(text)
-  config = PythonStdlibConfig.from_root(root)
-  data_dir = tmp_path_factory.mktemp("data")
-  return storage.build_dataset(PythonStdlib, data_dir, config), texts
+  return build_corpus(root, tmp_path_factory.mktemp("data")), texts
 
 
 def test_load_split_reads_a_directory(small, tmp_path):

@@ -3,11 +3,14 @@
 import collections
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import resource
 import shutil
+from unittest import mock
 
 from hypothesis import given, HealthCheck, settings, strategies as st
 import numpy as np
@@ -349,6 +352,27 @@ def test_a_kill_in_the_first_moments(sources, tmp_path, monkeypatch, place):
       build(corpus(sources), tmp_path / "out")
   assert (tmp_path / "out.partial").is_dir()
   build(corpus(sources), tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_file_systems_without_locks_are_prepared_on(
+  sources, tmp_path, monkeypatch, number
+):
+  monkeypatch.setattr(
+    fcntl, "flock", mock.Mock(side_effect=OSError(number, "no locks"))
+  )
+  build(corpus(sources), tmp_path / "out")
+  assert (tmp_path / "out").is_dir()
+
+
+def test_a_lock_that_fails_is_not_another_process(
+  sources, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    fcntl, "flock", mock.Mock(side_effect=OSError(errno.EIO, "disk"))
+  )
+  with pytest.raises(OSError, match="disk"):
+    build(corpus(sources), tmp_path / "out")
 
 
 def test_what_another_process_works_on_is_not_removed(sources, tmp_path):

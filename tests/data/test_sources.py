@@ -9,10 +9,10 @@ import pytest
 
 from deltajax.data import records, sources, storage
 from deltajax.data.packed_dataset import write_packed
-from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
 from deltajax.data.records import Reading, Tally
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.routing.validation import ConfigError
+from tests.helpers import build_corpus
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -108,8 +108,7 @@ def test_a_tfds_set(tmp_path):
   root.mkdir()
   for i in range(100):
     (root / f"m{i}.py").write_text(f"x = {i}  # é\n")
-  config = PythonStdlibConfig.from_root(root)
-  path = storage.build_dataset(PythonStdlib, tmp_path / "d", config)
+  path = build_corpus(root, tmp_path / "d")
   splits = sorted(storage.split_names(path))
   wanted = [t for split in splits for t in storage.read_texts(path, split)]
   assert len(wanted) == 100

@@ -1,6 +1,7 @@
 """Data sets are built once by whoever is first, offline and quietly."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+import deltajax
 from deltajax.data import storage
-from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
+from deltajax.data.python_stdlib import PythonStdlib
 from deltajax.routing.validation import ConfigError
+from tests.helpers import build_corpus
 
 REPOSITORY = os.path.dirname(
   os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -18,17 +21,16 @@ REPOSITORY = os.path.dirname(
 
 # Builds and reads a data set; fails if anything reaches for the network.
 BUILD = """
-import random, socket, sys
+import pathlib, random, socket, sys
 def refuse(*args, **kwargs):
   raise AssertionError("network access")
 socket.socket.connect = socket.getaddrinfo = refuse
 random.seed(0)
 from deltajax.config import DataConfig
-from deltajax.data import pipeline, storage
-from deltajax.data.python_stdlib import PythonStdlib, PythonStdlibConfig
+from deltajax.data import pipeline, python_stdlib, storage
 root, data_dir = sys.argv[1:]
-config = PythonStdlibConfig.from_root(root)
-path = storage.build_dataset(PythonStdlib, data_dir, config)
+python_stdlib.library_root = lambda: pathlib.Path(root)
+path = storage.build_dataset(python_stdlib.PythonStdlib, data_dir)
 data = DataConfig(dataset=str(path), data_dir=data_dir, sequence_length=8)
 source = pipeline.load_mixture(data, "train")
 next(pipeline.train_iterator(source, batch_size=2, seed=0))
@@ -60,8 +62,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def dataset(root, tmp_path):
-  config = PythonStdlibConfig.from_root(root)
-  return storage.build_dataset(PythonStdlib, tmp_path / "d", config)
+  return build_corpus(root, tmp_path / "d")
 
 
 def test_processes_that_build_at_once_offline_quietly_agree(root, tmp_path):
@@ -80,29 +81,29 @@ def test_processes_that_build_at_once_offline_quietly_agree(root, tmp_path):
 def test_a_slower_builder_uses_the_result_of_the_faster(
   root, tmp_path, monkeypatch
 ):
-  config = PythonStdlibConfig.from_root(root)
   plain_rename = os.rename
 
   def late_rename(source, target):
     monkeypatch.setattr(os, "rename", plain_rename)
-    storage.build_dataset(PythonStdlib, tmp_path / "d", config)
+    build_corpus(root, tmp_path / "d")
     plain_rename(source, target)
 
   monkeypatch.setattr(os, "rename", late_rename)
-  path = storage.build_dataset(PythonStdlib, tmp_path / "d", config)
+  path = build_corpus(root, tmp_path / "d")
   assert os.rename is plain_rename  # The race took place.
   assert len(list(storage.read_texts(path, "train"))) > 50
   assert os.listdir(tmp_path / "d") == ["python_stdlib"]
 
 
 def test_light_modules_need_neither_grain_nor_tfds():
-  code = """
-import sys
-import deltajax.data.packing, deltajax.data.tokenizers
-loaded = {name.split(".")[0] for name in sys.modules}
-assert not loaded & {"grain", "tensorflow_datasets", "array_record"}
-"""
-  process = start(code)
+  (light,) = re.findall(r"needed by (.*?);", deltajax.data.__doc__, re.DOTALL)
+  modules = re.findall(r"`(\w+)`", light)
+  assert {"packing", "tokenizers"} < set(modules)
+  process = start(
+    f"from deltajax.data import {', '.join(modules)}; import sys;"
+    "loaded = {name.split('.')[0] for name in sys.modules};"
+    "assert not loaded & {'grain', 'tensorflow_datasets', 'array_record'}"
+  )
   _, err = process.communicate(timeout=60)
   assert process.returncode == 0, err
 

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 import deltajax
-from deltajax.config import ConfigError
+from deltajax.config import ConfigError, DataConfig
 from deltajax.data.packing import PackedSequences
 from deltajax.data.pipeline import fixed_batches, Mixture
 from deltajax.data.tokenizers import ByteTokenizer
 from deltajax.evaluation.perplexity import limited, score_rows
 from deltajax.evaluation.scoring import Scorer
+from deltajax.evaluation.texts import PackedText, Rows
 from deltajax.evaluation.windows import windows
 from deltajax.training.loss import token_loss, token_scores
 from tests.helpers import logits_of, precision, random_params, tiny_config
@@ -129,6 +130,42 @@ def test_packed_rows_cut_documents_where_a_row_is_full():
   # only inputs.
   ends = sum(len(x) > 1 and x[-1] == 257 for row in pieces for x in row)
   assert quality.bytes == quality.tokens - ends
+
+
+@pytest.mark.parametrize(("count", "read"), [(None, 12), (6, 5), (99, 12)])
+def test_a_mixture_says_how_many_of_its_rows_are_read(count, read):
+  config = tiny_config(num_layers=2, num_blocks=2, vocab_size=259)
+  sources = [
+    PackedSequences.pack(
+      [np.full(size, 97)], tokenizer=ByteTokenizer(), sequence_length=12
+    )
+    for size in (2 * 13 - 2, 10 * 13 - 2)
+  ]
+  data = DataConfig(
+    dataset="a/2", mixture=("b/10",), weights=(0.5, 0.5), sequence_length=12
+  )
+  text = PackedText(
+    *(data, "test", Rows(count), ByteTokenizer()),
+    Mixture.create(sources, data.weights),
+  )
+  assert str(text).endswith(f"split test: {read} of 12 rows")
+  with precision("float64"):
+    quality = text.score(Scorer(config), random_params(config), batch_size=4)
+  assert quality.units == read
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+    ({"batch_size": -1}, "batch_size is -1"),
+    ({"context": 0}, "context is 0"),
+    ({"stride": 0}, "stride is 0"),
+  ],
+)
+def test_options_out_of_range(options, message):
+  with pytest.raises(ConfigError, match=message):
+    found(**{"context": 8, **options})
 
 
 def test_whole_documents_up_to_a_number_of_tokens():

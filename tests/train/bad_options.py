@@ -130,6 +130,14 @@ OPTIONS = {
   "float64": Bad(
     f"{PRETRAIN} --model.dtype float64", "float64", "set JAX_ENABLE_X64=1"
   ),
+  "float64 parameters": Bad(
+    f"{PRETRAIN} --model.param-dtype float64",
+    *("model.param_dtype is float64", "set JAX_ENABLE_X64=1"),
+  ),
+  "float64 ahead": Bad(
+    f"{AHEAD} cpu:1 --model.dtype float64",
+    *("model.dtype is float64", "set JAX_ENABLE_X64=1"),
+  ),
   "hosts": Bad(
     f"{QUICK} --hosts.cluster explicit --hosts.count 2",
     *("hosts.cluster 'explicit'", "needs hosts.coordinator, hosts.index too"),
@@ -141,6 +149,10 @@ OPTIONS = {
   ),
   "accept": Bad(
     f"{QUICK} --training.accept model.width", "'model.width'", "--init-from"
+  ),
+  "accept nothing": Bad(
+    f"{QUICK} --training.accept data.contents",
+    *("'data.contents'", "did you mean 'data.content'"),
   ),
 }
 
@@ -202,7 +214,9 @@ DATA = {
     "use a sequence_length of at most",
   ),
   "vocabulary": Bad(
-    f"{PRETRAIN} --model.vocab-size 100", "vocab_size is 100", "has 259 ids"
+    f"{PRETRAIN} --model.vocab-size 100",
+    "vocab_size is 100",
+    "259 ids; use at least",
   ),
   "batch": Bad(
     f"{PRETRAIN} --training.batch-size 99999", "batch_size 99999", "larger than"
@@ -247,6 +261,13 @@ DATA = {
   ),
   "nothing prepared": Bad(
     "prepare_data inspect no/such", "no/such is no", "prepared data set"
+  ),
+  "rows to show": Bad(
+    "prepare_data inspect PREPARED --rows -1", "--rows is -1", "at least 1"
+  ),
+  "characters to show": Bad(
+    "prepare_data inspect PREPARED --characters -5",
+    *("--characters is -5", "at least 1"),
   ),
   "occupied": Bad(
     "prepare_data build OCCUPIED --tokenizer bytes --sequence-length 32"

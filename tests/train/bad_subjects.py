@@ -153,10 +153,16 @@ PROMPTS = {
   "dtype": Bad(
     f"{GENERATE} --dtype float31", "'float31'", "did you mean 'float32'"
   ),
+  "float64": Bad(
+    f"{GENERATE} --dtype float64", "dtype is float64", "set JAX_ENABLE_X64=1"
+  ),
   "tokenizer": Bad(f"{GENERATE} --tokenizer byte", "'byte'", "mean 'bytes'"),
   "tokenizer of another": Bad(
     "generate SMALL --prompt a --tokenizer bytes",
-    *("has 259 ids, the model 100", "another model"),
+    *(
+      "the model is 100, but the tokenizer has 259 ids",
+      "belongs to the model",
+    ),
   ),
 }
 
@@ -190,7 +196,7 @@ EVALUATIONS = {
   ),
   "vocabulary": Bad(
     "evaluate SMALL --data CORPUS --tokenizer bytes --out OUT",
-    *("259 ids, the vocabulary of small 100", "another model"),
+    *("vocabulary of small is 100", "the tokenizer that belongs to the model"),
   ),
   "stride": Bad(
     f"{EVALUATE} --context 16 --stride 17",
@@ -216,6 +222,9 @@ EVALUATIONS = {
   "mesh": Bad(f"{EVALUATE} --mesh.data 3", "needs 3 devices", "there are 1"),
   "dtype": Bad(
     f"{EVALUATE} --dtype float31", "'float31'", "did you mean 'float32'"
+  ),
+  "float64": Bad(
+    f"{EVALUATE} --dtype float64", "dtype is float64", "set JAX_ENABLE_X64=1"
   ),
   "both": Bad(
     f"{EVALUATE} --tasks piqa --stride 2", "--stride is for texts", "one after"
@@ -279,6 +288,9 @@ ANALYSES = {
     "use a sequence_length of at most",
   ),
   "dtype": Bad(f"{ANALYZE} --dtype float31", "'float31'", "mean 'float32'"),
+  "float64": Bad(
+    f"{ANALYZE} --dtype float64", "dtype is float64", "set JAX_ENABLE_X64=1"
+  ),
   "other files": Bad(
     "analyze RUN --out OCCUPIED", "'mine.txt'", "an empty or new directory"
   ),

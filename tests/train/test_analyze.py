@@ -39,7 +39,7 @@ def test_models_side_by_side(run, standard, tmp_path, capsys):
   command([str(run), str(standard), "--out", str(out), "--rows", "6"])
   printed = capsys.readouterr().out
   assert "6 rows of 32 tokens" in printed
-  assert f"run       {run} after 2 updates" in printed
+  assert f"model     run {run} after 2 updates" in printed
   assert "no weights to analyse, only norms" in printed
   assert f"report    {out}/report.html" in printed
   values = json.loads((out / "routing.json").read_text())

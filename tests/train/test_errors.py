@@ -6,12 +6,14 @@ those of places.py; OUT is new for each row.
 
 import importlib
 import re
+import runpy
 import shlex
 import sys
+from unittest import mock
 
 import pytest
 
-from deltajax.training.stopping import USAGE_ERROR
+from deltajax.training.stopping import INTERRUPTED, USAGE_ERROR
 from tests.helpers import ROOT, run_module
 from tests.train import bad_options, bad_subjects
 from tests.train.bad_options import Bad
@@ -62,6 +64,38 @@ def run_here(module, arguments, monkeypatch, capfd):
   with pytest.raises(SystemExit) as raised:
     main(command)
   return raised.value.code, capfd.readouterr().err
+
+
+RESUMES = {
+  "analyze": False,
+  "compare configs/compare_rd.py": True,
+  "compile_ahead configs/quickstart.py": False,
+  "convert import": False,
+  "evaluate": False,
+  "finetune configs/finetune_smollm2.py --init-from MODEL": True,
+  "generate": False,
+  "prepare_data build": True,
+  "prepare_data inspect": False,
+  "pretrain configs/quickstart.py": True,
+  "study configs/study_small.py": True,
+}
+
+
+@pytest.mark.parametrize("line", RESUMES)
+def test_an_interrupted_command_goes_on_only_if_it_does(
+  line, places, monkeypatch, capfd
+):
+  """As `python -m` starts it: Ctrl-C while it reads its options."""
+  monkeypatch.chdir(ROOT)
+  command, *arguments = shlex.split(placed(line, places, ""))
+  monkeypatch.setattr("tyro.cli", mock.Mock(side_effect=KeyboardInterrupt))
+  monkeypatch.setattr(sys, "argv", [command, *arguments])
+  monkeypatch.delitem(sys.modules, f"train.{command}", raising=False)
+  with pytest.raises(SystemExit) as raised:
+    runpy.run_module(f"train.{command}", run_name="__main__")
+  assert raised.value.code == INTERRUPTED
+  more = "; the same command goes on" if RESUMES[line] else ""
+  assert capfd.readouterr().err == f"interrupted{more}\n"
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -1,5 +1,6 @@
 """The command as a user runs it, and what it refuses before any work."""
 
+import dataclasses
 import json
 import math
 import re
@@ -75,7 +76,7 @@ def check_documented(value):
 def test_without_more_it_is_the_runs_own_validation(run, tmp_path, capsys):
   found = evaluate(run, out=tmp_path / "out.json")
   printed = capsys.readouterr().out
-  assert f"run       {run} after 2 updates" in printed
+  assert f"model     run {run} after 2 updates" in printed
   assert "split validation: 8 of 8 rows" in printed
   lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
   (last,) = [x for x in lines if x["step"] == 2 and "validation/loss" in x]
@@ -111,6 +112,25 @@ def test_without_more_it_is_the_runs_own_validation(run, tmp_path, capsys):
   again = evaluate(tmp_path / "model", *arguments, out=tmp_path / "again.json")
   for name in ("config_digest", "parameters_digest", "parameters"):
     assert again["model"][name] == model[name]
+
+
+def test_what_cannot_be_trained_can_be_evaluated(run, tmp_path):
+  """Without gradients, float16 and norms without an epsilon are good."""
+  plain = evaluate(run, out=tmp_path / "plain.json")
+  config, params = find_model(run).load()
+  odd = dataclasses.replace(config, norm_eps=0.0, param_dtype="bfloat16")
+  save_pretrained(tmp_path / "odd", odd, params, layout="deltajax")
+  dataset = plain["texts"][0]["data"]["datasets"][0]
+  data = ("--data", dataset, "--tokenizer", "bytes", "--context", 32)
+  for source, options, dtype in (
+    (run, (), "float16"),
+    (tmp_path / "odd", (*data, "--max-tokens", 99999), "float32"),
+  ):
+    options = (*options, "--dtype", dtype)
+    found = evaluate(source, *options, out=tmp_path / "found.json")
+    assert found["model"]["dtype"] == dtype
+    loss = found["texts"][0]["loss"]["value"]
+    assert abs(loss - plain["texts"][0]["loss"]["value"]) < 0.1
 
 
 def test_windows_over_files_of_text(run, texts, tmp_path):

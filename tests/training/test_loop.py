@@ -304,6 +304,12 @@ def test_leftovers_and_broken_files_of_a_run_directory(corpus, tmp_path):
   (tmp_path / "config.json").write_text('{"mod')
   with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
     directory.check(tiny_config(corpus))
+  (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+  with pytest.raises(ConfigError, match=r"config\.json is not JSON: 'utf-8'"):
+    directory.check(tiny_config(corpus))
+  (tmp_path / "config.json").write_text("[]")
+  with pytest.raises(ConfigError, match=r"config\.json: RunConfig is \[\]"):
+    directory.check(tiny_config(corpus))
 
 
 def test_float64_needs_x64(corpus, tmp_path):

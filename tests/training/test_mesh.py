@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from deltajax.config import ConfigError, MeshConfig
-from deltajax.training.mesh import axis_sizes, check_fit, make_mesh
+from deltajax.training.mesh import axis_sizes, check_fit, make_mesh, Size
 from tests.helpers import EIGHT_DEVICES, QUICK_FLAGS, run_module
 from tests.training.mesh_program import LAYOUTS, run_config
 
@@ -63,15 +63,21 @@ class FakeMesh:
 @pytest.mark.parametrize(
   ("shape", "message"),
   [
-    ((16, 1, 1, 1), "accumulation 8 is not divisible by data x fsdp 16"),
+    ((16, 1, 1, 1), "rows 8 is not divisible by data x fsdp 16"),
     ((1, 1, 8, 1), r"num_heads 4 .* tensor 8; model\.num_kv_heads 2"),
-    ((1, 1, 1, 3), "sequence_length 256 is not divisible by context 3"),
+    ((1, 1, 1, 3), "length 256 is not divisible by context 3"),
     ((1, 5, 1, 1), r"model\.width 16 is not divisible by fsdp 5"),
   ],
 )
 def test_runs_that_do_not_fit_a_mesh(shape, message):
+  config = run_config("delta", (1, 1, 1, 1))
   with pytest.raises(ConfigError, match=message):
-    check_fit(run_config("delta", (1, 1, 1, 1)), FakeMesh(*shape))
+    check_fit(
+      config.model,
+      FakeMesh(*shape),
+      rows=Size("rows", 8),
+      length=Size("length", config.data.sequence_length),
+    )
 
 
 def test_default_mesh_takes_every_device():
