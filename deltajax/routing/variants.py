@@ -229,6 +229,13 @@ VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
       running_source="stream",
       roles=SHARED,
     ),
+    "full_replace": Variant(
+      summary="ablation: u = mix(e, p_1 .. p_s), cumulative states",
+      additive=False,
+      appends="state",
+      embedding_source=True,
+      roles=SHARED,
+    ),
     "embedding_skip": _EMBEDDING_SKIP,
     "embedding_skip_scaled": dataclasses.replace(
       _EMBEDDING_SKIP,
