@@ -274,6 +274,20 @@ def test_tied_roles_do_not_diverge_at_all():
   assert found.totals.jensen_shannon == 0
 
 
+def test_roles_change_no_total():
+  """Reads of one sublayer weigh what the one read of its parent does."""
+  found = {}
+  for variant in ("rd_tied", "attnres_block"):
+    config = tiny_config(variant, num_layers=4, num_blocks=2)
+    analysis = run(config, random_params(config), packed_batch(config))
+    found[variant] = dataclasses.asdict(analysis.totals)
+  tied, parent = found["rd_tied"], found["attnres_block"]
+  # Layer 0 sees the embedding alone.
+  assert tied.pop("reads") == parent.pop("reads") + 3
+  assert (tied.pop("jensen_shannon"), parent.pop("jensen_shannon")) == (0, None)
+  assert tied == pytest.approx(parent, rel=1e-9)
+
+
 @pytest.mark.parametrize(
   ("variant", "note"),
   [

@@ -133,7 +133,7 @@ def test_json_is_strict_and_holds_what_was_found(written, models):
     raise AssertionError(constant)
 
   values = json.loads(text, parse_constant=refuse)
-  assert list(values) == documented("Version 1.")
+  assert list(values) == documented("Version 2.")
   assert values["schema"] == "deltajax.routing"
   assert values["version"] == results.VERSION
   assert values["data"] == DATA
