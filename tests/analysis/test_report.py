@@ -214,6 +214,14 @@ def test_curves_lie_where_the_numbers_are(models):
       assert axes.get_ylabel()
 
 
+def test_curves_of_many_models_are_told_apart(models):
+  many = {f"model {i}": models[0].analysis for i in range(15)}
+  for figure in (curves.norms(many), curves.divergence(many)):
+    lines = figure.axes[0].get_lines()[:15]
+    looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines}
+    assert len(looks) == 15
+
+
 def test_maps_show_the_weights(models):
   analysis = models[0].analysis
   figure = maps.weights("name", analysis, Scales.of([analysis]))
