@@ -118,7 +118,8 @@ def report_page(
     _totals_table(subjects),
     "<p>Means over tokens, heads and all sublayers that see more than one"
     " source; the reads of one sublayer share its weight. A largest weight is"
-    " sharp only relative to the uniform one, which stands beside it. JSD: Jensen-Shannon divergence of Q/K and V routes, at most"
+    " sharp only relative to the uniform one, which stands beside it. JSD:"
+    " Jensen-Shannon divergence of Q/K and V routes, at most"
     " ln&nbsp;2&nbsp;=&nbsp;0.693 nats.</p>",
     f"<ul>{''.join(notes)}</ul>" if notes else "",
   ]

@@ -345,10 +345,14 @@ class RoutingConfig:
     return VARIANTS[self.variant]
 
   @property
+  def gate_name(self) -> str:
+    """The gate in force, of `GATES`: the config's, or else the row's own."""
+    return self.row.gate if self.gate == "none" else self.gate
+
+  @property
   def gate_function(self) -> Gate | None:
-    """The gate in force: the config's, or else the row's own."""
-    name = self.row.gate if self.gate == "none" else self.gate
-    return GATES[name]
+    """The gate in force; None without one."""
+    return GATES[self.gate_name]
 
   def key_size(self, width: int) -> int:
     """Channels of a key (and of queries and key norms) at this width."""

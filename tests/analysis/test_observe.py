@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from deltajax.config import RoutingConfig
 from deltajax.routing import build_schedule, VARIANTS
 from tests.helpers import (
   precision,
-  quick_jit,
+  QUICK,
   random_params,
   random_tokens,
   tiny_config,
@@ -23,6 +24,7 @@ from tests.helpers import (
 from tests.routing import oracle
 
 LENGTH = 9
+QUICK_JIT = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def packed_batch(config, batch=2, seed=0):
@@ -45,7 +47,8 @@ def packed_batch(config, batch=2, seed=0):
 def run(config, params, *batches, gradients=False):
   """An analysis, compiled quickly."""
   with precision(config.dtype):
-    observer = Observer(config, LENGTH, gradients=gradients, jit=quick_jit)
+    with mock.patch.object(jax, "jit", QUICK_JIT):
+      observer = Observer(config, LENGTH, gradients=gradients)
     return conclude(observer, observer.total(params, batches))
 
 
