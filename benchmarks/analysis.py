@@ -1,7 +1,7 @@
 """What it costs to look inside: a forward pass with and without its weights.
 
     python benchmarks/analysis.py
-    python benchmarks/analysis.py --variants delta --width 512 --num-layers 12
+    python benchmarks/analysis.py --variants delta --width 512 --layers 12
 
 CPU time of one batch, the best of some rounds, and temporary memory: `forward`
 up to the logits; `weights` the same with the routing weights of every read;
@@ -16,14 +16,12 @@ import sys
 import time
 from typing import Any
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from benchmarks.common import random_batch, random_params
 from deltajax.analysis.observe import Observer
 from deltajax.config import ModelConfig, RoutingConfig
 from deltajax.models.transformer import output_head, TransformerLM
@@ -37,7 +35,7 @@ class Options:
   Attributes:
     variants: of the routing.
     width: D.
-    num_layers: L.
+    layers: L.
     batch_size: B.
     sequence_length: T.
     rounds: of which the best counts.
@@ -45,7 +43,7 @@ class Options:
 
   variants: tuple[str, ...] = ("delta_block", "delta", "rd_attnres")
   width: int = 128
-  num_layers: int = 8
+  layers: int = 8
   batch_size: int = 8
   sequence_length: int = 128
   rounds: int = 9
@@ -56,7 +54,7 @@ def programs(options: Options, variant: str) -> dict[str, tuple[Callable, Any]]:
   config = ModelConfig(
     vocab_size=259,
     width=options.width,
-    num_layers=options.num_layers,
+    num_layers=options.layers,
     num_heads=max(options.width // 64, 1),
     num_kv_heads=1,
     head_dim=64,
@@ -67,14 +65,8 @@ def programs(options: Options, variant: str) -> dict[str, tuple[Callable, Any]]:
   length = options.sequence_length
   observer = Observer(config, length)
   model = TransformerLM(observer.config)
-  init = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-  params = nn.meta.unbox(init)["params"]
-  shape = (options.batch_size, length + 1)
-  batch = {
-    "tokens": np.random.default_rng(0).integers(0, 259, shape, np.int32),
-    "segment_ids": np.ones(shape, np.int32),
-    "positions": np.broadcast_to(np.arange(length + 1, dtype=np.int32), shape),
-  }
+  params = random_params(config)
+  batch = random_batch(config.vocab_size, options.batch_size, length)
 
   def forward(params, batch):
     inputs = {name: x[:, :-1] for name, x in batch.items()}

@@ -40,7 +40,7 @@ class Options:
     widths: D.
     reads: R.
     dtypes: of the memory.
-    tokens: T, of each of two sequences.
+    sequence_length: T, of each of two sequences.
     json: also write the rows to this file.
   """
 
@@ -49,7 +49,7 @@ class Options:
   widths: tuple[int, ...] = (1024, 1280, 4096, 7168)
   reads: tuple[int, ...] = (1, 2)
   dtypes: tuple[str, ...] = ("bfloat16", "float32")
-  tokens: int = 1024
+  sequence_length: int = 1024
   json: pathlib.Path | None = None
 
 
@@ -113,13 +113,13 @@ def compile_pass(
   return jax.jit(backward_pass, donate_argnums=7).lower(*inputs).compile()
 
 
-def try_pass(device: Any, row: Row, tokens: int) -> Row:
+def try_pass(device: Any, row: Row, length: int) -> Row:
   backward = row.direction == "backward"
-  case = (row.slots, row.width, tokens, row.reads, row.dtype)
+  case = (row.slots, row.width, length, row.reads, row.dtype)
   begin = time.perf_counter()
   try:
     tile = tpu_plan.choose_tile(
-      tokens,
+      length,
       row.width,
       row.reads,
       1,
@@ -142,7 +142,9 @@ def measure(options: Options) -> Iterator[list[Row]]:
       options.dtypes, options.widths, options.reads
     ):
       yield [
-        try_pass(device, Row(chip, *shape, S, direction), options.tokens)
+        try_pass(
+          device, Row(chip, *shape, S, direction), options.sequence_length
+        )
         for direction in DIRECTIONS
         for S in options.slots
       ]

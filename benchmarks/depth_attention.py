@@ -51,7 +51,7 @@ class Options:
     slots: S.
     widths: D.
     reads: R.
-    tokens: T, of one sequence.
+    sequence_lengths: T, of one sequence.
     dtype: of the memory.
     implementation: None for the one that is chosen on this platform.
     rounds: of which the median counts.
@@ -61,7 +61,7 @@ class Options:
   slots: tuple[int, ...] = (2, 9, 33, 73)
   widths: tuple[int, ...] = (1024, 4096)
   reads: tuple[int, ...] = (1, 2)
-  tokens: tuple[int, ...] = (8192,)
+  sequence_lengths: tuple[int, ...] = (8192,)
   dtype: str = "bfloat16"
   implementation: str | None = None
   rounds: int = 10
@@ -76,7 +76,7 @@ class Row:
     direction: `forward` or `backward`.
     slots: S.
     width: D.
-    tokens: T.
+    sequence_length: T.
     reads: R.
     implementation: of the pass.
     bytes: that it must move.
@@ -91,7 +91,7 @@ class Row:
   direction: str
   slots: int
   width: int
-  tokens: int
+  sequence_length: int
   reads: int
   implementation: str
   bytes: int
@@ -200,7 +200,7 @@ def measure(options: Options) -> Iterator[Row]:
   shapes = [
     (S, D, T, R)
     for D in options.widths
-    for T in options.tokens
+    for T in options.sequence_lengths
     for S in options.slots
     for R in options.reads
   ]
@@ -249,7 +249,7 @@ def command(arguments: list[str]) -> None:
   rows = []
   for row in measure(options):
     line = (
-      f"{row.direction:<10}{row.slots:>4}{row.width:>6}{row.tokens:>7}"
+      f"{row.direction:<10}{row.slots:>4}{row.width:>6}{row.sequence_length:>7}"
       f"{row.reads:>3}  {row.implementation:<16}{row.bytes / 1e6:>9.1f}"
     )
     if row.tpu_vectors and row.tpu_scalars:

@@ -239,7 +239,8 @@ def damage(run: Run, options: Options, rng: random.Random) -> int:
     until_moment(run, process)
     process.kill()
     process.wait()
-    root = run.checkpoints / str(newest(run))
+    resumes_from = newest(run)
+    root = run.checkpoints / str(resumes_from)
     files = [path for path in sorted(root.rglob("*")) if path.is_file()]
     if files:
       path = rng.choice([x for x in files if x.stat().st_size] or files)
@@ -252,15 +253,17 @@ def damage(run: Run, options: Options, rng: random.Random) -> int:
       else:
         raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
         path.write_bytes(raw)
-      lost += run.made() - newest(run)
+      resumes_from = newest(run, below=resumes_from)
+    lost += run.made() - resumes_from
   run.finish()
   return lost
 
 
-def newest(run: Run) -> int:
-  """Updates of the newest complete checkpoint."""
+def newest(run: Run, below: float = float("inf")) -> int:
+  """Updates of the newest complete checkpoint with fewer than `below`."""
   names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []
-  return max((int(name) for name in names if name.isdigit()), default=0)
+  updates = [int(name) for name in names if name.isdigit()]
+  return max((x for x in updates if x < below), default=0)
 
 
 class Preparation:

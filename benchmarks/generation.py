@@ -21,14 +21,13 @@ import tempfile
 import time
 from typing import Any
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from benchmarks.common import random_params
 from deltajax.checkpoints.huggingface import save_pretrained
 from deltajax.config import ConfigError, ModelConfig, RoutingConfig
 from deltajax.models.generation import Generator
@@ -51,7 +50,7 @@ class Options:
   Attributes:
     preset: of the shape.
     variants: compared with `standard`.
-    num_layers: None for the preset's.
+    layers: None for the preset's.
     vocab_size: None for the preset's.
     dtype: of activations and matrix products.
     batch_size: B.
@@ -66,7 +65,7 @@ class Options:
 
   preset: str = "smollm2-135m"
   variants: tuple[str, ...] = ("delta_block",)
-  num_layers: int | None = None
+  layers: int | None = None
   vocab_size: int | None = None
   dtype: str = "float32"
   batch_size: int = 1
@@ -107,21 +106,13 @@ class Row:
 
 
 def model_config(options: Options, variant: str) -> ModelConfig:
-  given = {
-    name: getattr(options, name)
-    for name in ("num_layers", "vocab_size", "dtype")
-    if getattr(options, name) is not None
-  }
+  sizes = {"num_layers": options.layers, "vocab_size": options.vocab_size}
   return dataclasses.replace(
-    presets[options.preset], routing=RoutingConfig(variant=variant), **given
+    presets[options.preset],
+    dtype=options.dtype,
+    routing=RoutingConfig(variant=variant),
+    **{name: size for name, size in sizes.items() if size is not None},
   )
-
-
-def init(config: ModelConfig) -> Any:
-  variables = jax.jit(TransformerLM(config).init)(
-    jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
-  )
-  return nn.meta.unbox(variables)["params"]
 
 
 def our_steps(config: ModelConfig, params: Any) -> Steps:
@@ -232,7 +223,7 @@ def command(arguments: list[str]) -> None:
   candidates: dict[str, Steps] = {}
   for variant in dict.fromkeys((BASELINE, *options.variants)):
     config = model_config(options, variant)
-    params = init(config)
+    params = random_params(config)
     candidates[variant] = our_steps(config, params)
     if variant == BASELINE and has_transformers:
       candidates[TRANSFORMERS] = transformers_steps(config, params)

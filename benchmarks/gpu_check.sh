@@ -74,7 +74,8 @@ part() {
 # tokens: tokens per second at 0.6B.
 if [ -n "$small" ]; then
   part parity 300 kernel_parity --small --implementation interpret_triton
-  part speed 300 depth_attention --slots 2 9 --widths 128 --tokens 256
+  part speed 300 depth_attention --slots 2 9 --widths 128 \
+    --sequence-lengths 256
   part steps 300 variant_steps --variants standard rd_delta_block --layers 2 \
     --width 32
   part tokens 300 step_time --variants delta --width 32 --layers 2 \

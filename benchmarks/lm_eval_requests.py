@@ -22,20 +22,17 @@ import tempfile
 import time
 from typing import Any
 
-from flax import linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from benchmarks.common import random_params
 from deltajax.checkpoints.huggingface import load_pretrained, save_pretrained
 from deltajax.config import ModelConfig, RoutingConfig
 from deltajax.data.tokenizers import get_tokenizer
 from deltajax.evaluation.harness import HarnessLM
 from deltajax.evaluation.tasks import check_lm_eval
-from deltajax.models.transformer import TransformerLM
 from train.cli import check_json_file, main, write_json_file
 
 VOCABULARY = 1000
@@ -51,7 +48,7 @@ class Options:
     batch_size: rows at once, of both.
     context: tokens that the model sees.
     width: D.
-    num_layers: L.
+    layers: L.
     new_tokens: of each text that is continued.
     rounds: turns of both, without the first.
     transformers: whether it runs too; None: where it is installed.
@@ -62,7 +59,7 @@ class Options:
   batch_size: int = 16
   context: int = 256
   width: int = 64
-  num_layers: int = 4
+  layers: int = 4
   new_tokens: int = 16
   rounds: int = 5
   transformers: bool | None = None
@@ -107,7 +104,7 @@ def make_model(options: Options, directory: pathlib.Path) -> ModelConfig:
   config = ModelConfig(
     vocab_size=VOCABULARY,
     width=options.width,
-    num_layers=options.num_layers,
+    num_layers=options.layers,
     num_heads=options.width // 16,
     num_kv_heads=options.width // 32,
     head_dim=16,
@@ -116,10 +113,7 @@ def make_model(options: Options, directory: pathlib.Path) -> ModelConfig:
     dtype="float32",
     init_std=0.1,
   )
-  init = jax.jit(TransformerLM(config).init)(
-    jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
-  )
-  save_pretrained(directory, config, nn.meta.unbox(init)["params"])
+  save_pretrained(directory, config, random_params(config))
   names = ["<unk>", "<end>", *(f"w{i}" for i in range(2, VOCABULARY))]
   words = Tokenizer(
     models.WordLevel({x: i for i, x in enumerate(names)}, "<unk>")

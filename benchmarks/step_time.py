@@ -22,11 +22,11 @@ import sys
 import time
 
 import jax
-import numpy as np
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from benchmarks.common import random_batch
 from deltajax.config import (
   ConfigError,
   DataConfig,
@@ -37,7 +37,7 @@ from deltajax.config import (
   TrainingConfig,
 )
 from deltajax.models.presets import presets
-from deltajax.training.mesh import make_sharding, place_batch
+from deltajax.training.mesh import make_sharding, place_own_rows
 from deltajax.training.step import Trainer
 from deltajax.training.summary import depth_choice
 from train.cli import check_json_file, main, write_json_file
@@ -134,19 +134,6 @@ def model_config(options: Options, variant: str) -> ModelConfig:
   )
 
 
-def random_batch(options: Options) -> dict[str, np.ndarray]:
-  shape = (options.batch_size, options.sequence_length + 1)
-  rng = np.random.default_rng(0)
-  vocab_size = model_config(options, BASELINE).vocab_size
-  tokens = rng.integers(0, vocab_size, shape, dtype=np.int32)
-  positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-  return {
-    "tokens": tokens,
-    "segment_ids": np.ones_like(tokens),
-    "positions": positions,
-  }
-
-
 def make_trainer(options: Options, variant: str, mesh: MeshConfig) -> Trainer:
   config = RunConfig(
     model=model_config(options, variant),
@@ -171,8 +158,13 @@ def measure(options: Options, meshes: dict[str, MeshConfig]) -> list[Row]:
     trainer = make_trainer(options, variant, meshes[mesh])
     readers[row] = depth_choice(trainer.config, trainer.sharding).name
     states[row] = trainer.compiled_init()
-    batch = place_batch(
-      trainer.sharding, random_batch(options), options.batch_size
+    batch = place_own_rows(
+      trainer.sharding,
+      random_batch(
+        trainer.config.model.vocab_size,
+        options.batch_size,
+        options.sequence_length,
+      ),
     )
     begin = time.perf_counter()
     compiled = trainer.jit_update().lower(states[row], batch).compile()

@@ -26,6 +26,7 @@ import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from benchmarks.common import random_batch
 from deltajax.config import (
   DataConfig,
   MeshConfig,
@@ -131,17 +132,6 @@ def run_config(options: Options, variant: str, reader: str) -> RunConfig:
   )
 
 
-def random_batch() -> dict[str, np.ndarray]:
-  shape = (BATCH, LENGTH + 1)
-  tokens = np.random.default_rng(0).integers(0, 64, shape, dtype=np.int32)
-  positions = np.broadcast_to(np.arange(LENGTH + 1, dtype=np.int32), shape)
-  return {
-    "tokens": tokens,
-    "segment_ids": np.ones_like(tokens),
-    "positions": positions,
-  }
-
-
 def one_step(config: RunConfig) -> Step:
   """The first update, and the initial parameters, in one program."""
   trainer = Trainer(config, make_sharding(config, jax.devices()[:1]))
@@ -152,7 +142,8 @@ def one_step(config: RunConfig) -> Step:
     norm = optax.tree.norm(state.params)
     return metrics["train/loss"], metrics["train/grad_norm"], norm
 
-  return Step(*map(float, step(random_batch())))
+  batch = random_batch(config.model.vocab_size, BATCH, LENGTH)
+  return Step(*map(float, step(batch)))
 
 
 def compare(options: Options, variant: str, reader: str) -> Row:

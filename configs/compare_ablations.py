@@ -5,9 +5,9 @@
 
 Additive or replacement, deltas or cumulative states, the embedding alone, sizes
 of blocks, initial queries, gates, heads, sizes of keys. All are compared with
-the standard model, and those that change Delta Block with Delta Block, too. 69
-runs of about three minutes each on two idle CPU cores; `--arms` and `--seeds`
-name a part.
+the standard model, and those that change Delta Block with Delta Block, too. 72
+runs of about three minutes each on two idle CPU cores, less than four hours;
+`--arms` and `--seeds` name a part.
 """
 
 from typing import Any
@@ -31,8 +31,9 @@ KINDS = {
   "delta": _routing("delta"),
   "attnres_full": _routing("attnres_full"),
   "delta_replace": _routing("delta_replace"),
-  # Of cumulative states.
+  # Of cumulative states, in the same two ways.
   "full_additive": _routing("full_additive"),
+  "full_replace": _routing("full_replace"),
   "embedding_skip": _routing("embedding_skip"),
   "embedding_skip_scaled": _routing("embedding_skip_scaled"),
   "delta_block": _routing("delta_block"),
@@ -64,6 +65,7 @@ def get_config() -> Comparison:
     pairs={
       **dict.fromkeys(DELTA_BLOCK, ("delta_block",)),
       "delta": ("attnres_full", "full_additive", "delta_replace"),
+      "full_replace": ("full_additive", "delta_replace", "attnres_full"),
       "delta_block": ("attnres_block", "embedding_skip"),
       "attnres_block_drawn": ("attnres_block",),
       "embedding_skip_scaled": ("embedding_skip",),

@@ -3,7 +3,7 @@
     python -m train.compare configs/compare_variants.py \\
         --out runs/compare_variants
 
-51 runs of about three minutes each on two idle CPU cores; the same command goes
+54 runs of about three minutes each on two idle CPU cores; the same command goes
 on where it was interrupted, and `--arms` and `--seeds` name a part.
 """
 

@@ -12,11 +12,11 @@ from deltajax.analysis.style import (
   BLUE,
   depth_axis,
   GREEN,
-  MARKERS,
+  legend_below,
   new_figure,
   ORANGE,
-  RUN_COLOURS,
   Scales,
+  series_style,
   titled,
   with_choice,
 )
@@ -97,17 +97,12 @@ def sharpness(name: str, analysis: Analysis, scales: Scales) -> Any:
   return figure
 
 
-def _run_style(i: int) -> dict[str, Any]:
-  colour = RUN_COLOURS[i % len(RUN_COLOURS)]
-  return {"color": colour, "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
-
-
 def divergence(analyses: Mapping[str, Analysis]) -> Any:
   """Divergence of the Q/K and V reads, for all models that have both."""
   split = {name: x for name, x in analyses.items() if x.divergences}
   if not split:
     return None
-  figure = new_figure(6.2, 3.6)
+  figure = new_figure(6.2, 3.4 + 0.06 * len(split))
   axes = figure.subplots()
   highest = 0.0
   for i, (name, analysis) in enumerate(split.items()):
@@ -120,7 +115,8 @@ def divergence(analyses: Mapping[str, Analysis]) -> Any:
       yerr=spread,
       elinewidth=0.7,
       label=titled(name, analysis),
-      **_run_style(i),
+      markersize=4,
+      **series_style(i),
     )
     highest = max(highest, float((values + spread).max()))
   top = math.log(2)
@@ -146,7 +142,7 @@ def divergence(analyses: Mapping[str, Analysis]) -> Any:
     "how far Q/K and V routes are apart (0: equal; ln 2 = 0.693: disjoint)\n"
     "mean over tokens, bars: standard deviation"
   )
-  axes.legend()
+  legend_below(figure, axes)
   return figure
 
 
@@ -156,8 +152,14 @@ def norms(analyses: Mapping[str, Analysis]) -> Any:
   (stream, inputs), (outputs, gradients) = figure.subplots(2, 2)
   handles = {}
   for i, (name, analysis) in enumerate(analyses.items()):
-    style, norms = _run_style(i), analysis.norms
-    (handle,) = stream.plot(norms.stream_rms, linewidth=1.3, **style)
+    # Dashes are for what kind of sublayer it is.
+    style = series_style(i) | {
+      "linestyle": "-",
+      "linewidth": 1.3,
+      "markersize": 4,
+    }
+    norms = analysis.norms
+    (handle,) = stream.plot(norms.stream_rms, **style)
     handles[titled(name, analysis)] = handle
     first = [values[0] for values in norms.input_rms]
     series = [(inputs, first), (outputs, norms.output_rms)]
@@ -166,11 +168,11 @@ def norms(analyses: Mapping[str, Analysis]) -> Any:
     for axes, values in series:
       for start, line in ((0, "-"), (1, "--")):
         x = range(start, len(values), 2)
-        axes.plot(x, values[start::2], linestyle=line, linewidth=1.3, **style)
+        axes.plot(x, values[start::2], **style | {"linestyle": line})
     if len(norms.input_rms[0]) == 2:
       values = [both[1] for both in norms.input_rms[::2]]
       x = range(0, 2 * len(values), 2)
-      inputs.plot(x, values, linestyle=":", linewidth=1.3, **style)
+      inputs.plot(x, values, **style | {"linestyle": ":"})
   titles = (
     (stream, "stream p", "RMS"),
     (inputs, "read input u, before its norm", "RMS"),

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from deltajax.analysis.figures import check_matplotlib, Drawing, png_of
-from deltajax.analysis.style import MARKERS, new_figure, RUN_COLOURS
+from deltajax.analysis.style import legend_below, new_figure, series_style
 from deltajax.config import ConfigError
 
 TRAINING, VALIDATION = "train/loss", "validation/loss"
@@ -40,27 +40,28 @@ def draw_losses(runs: Mapping[str, Metrics]) -> Drawing:
 
 
 def _losses(runs: Mapping[str, Metrics]) -> Any:
-  figure = new_figure(7.2, 3.8)
+  figure = new_figure(7.2, 4.0 + 0.06 * len(runs))
   axes = figure.subplots()
   for i, (name, metrics) in enumerate(runs.items()):
-    colour = RUN_COLOURS[i % len(RUN_COLOURS)]
+    style = series_style(i)
     # Runs that are the same are seen one behind the other.
-    behind = len(runs) - 1 - i
+    behind = (len(runs) - 1 - i) / max(len(runs) / 4, 1)
     training, validation = (
       _points(metrics, field) for field in (TRAINING, VALIDATION)
     )
     if training:
       axes.plot(
         *zip(*training, strict=True),
-        color=colour,
+        color=style["color"],
+        linestyle=style["linestyle"],
         linewidth=0.9 + 0.4 * behind,
         label=None if validation else name,
       )
     if validation:
       axes.plot(
         *zip(*validation, strict=True),
-        color=colour,
-        marker=MARKERS[i % len(MARKERS)],
+        color=style["color"],
+        marker=style["marker"],
         markersize=5.0 + 1.5 * behind,
         linewidth=1.6,
         linestyle="--",
@@ -78,7 +79,7 @@ def _losses(runs: Mapping[str, Metrics]) -> Any:
   axes.grid(axis="y", color="#dddddd", linewidth=0.6)
   axes.set_axisbelow(True)
   axes.set_title("training (lines) and validation (markers) loss")
-  axes.legend(title="validation, last")
+  legend_below(figure, axes, "validation, last")
   return figure
 
 

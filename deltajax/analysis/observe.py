@@ -4,7 +4,7 @@ Shapes: L layers, R reads, H heads, N sources, B batch, T sequence, D width, S
 stacked vectors, U roles, P bins of positions.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -28,7 +28,7 @@ from deltajax.routing.schedule import build_schedule
 from deltajax.routing.sharding import constrain, Sharding, use_sharding
 from deltajax.training import hosts
 from deltajax.training.loss import token_loss
-from deltajax.training.mesh import place_batch
+from deltajax.training.mesh import place_own_rows
 from deltajax.training.step import Batch, batch_loss
 
 Sums = dict[str, Any]
@@ -73,7 +73,6 @@ class Observer:
     sequence_length: int,
     sharding: Sharding | None = None,
     gradients: bool = True,
-    jit: Callable[..., Any] = jax.jit,
   ):
     """Compiles nothing yet.
 
@@ -82,7 +81,6 @@ class Observer:
       sequence_length: T.
       sharding: of a mesh; None for arrays as they lie.
       gradients: whether to take them, which costs two more passes.
-      jit: what compiles.
     """
     self.config = partitionable(config)
     self.edges_P = statistics.position_edges(sequence_length)
@@ -94,8 +92,8 @@ class Observer:
     self._model = TransformerLM(self.config)
     self._sharding = sharding
     self._seen = _seen_columns(config)
-    self._observe = jit(self._in_mesh(self.observe))
-    self._gradients = jit(self._in_mesh(self.gradient_sums))
+    self._observe = jax.jit(self._in_mesh(self.observe))
+    self._gradients = jax.jit(self._in_mesh(self.gradient_sums))
     self._takes_gradients = gradients
 
   def total(self, params: Any, batches: Iterable[Batch]) -> Sums:
@@ -108,10 +106,7 @@ class Observer:
     total: Sums | None = None
     for batch in batches:
       if self._sharding is not None:
-        size = len(batch["tokens"])
-        rows = hosts.rows_of_host(self._sharding, size)
-        own = {name: x[rows] for name, x in batch.items()}
-        batch = place_batch(self._sharding, own, size)
+        batch = place_own_rows(self._sharding, batch)
       sums = self._observe(params, batch)
       if self._takes_gradients:
         sums["gradient_norm"] = self._gradients(params, batch)
@@ -277,9 +272,9 @@ def family_names(config: ModelConfig) -> dict[str, list[str]]:
 
 def _run(model, tokens, segment_ids, positions):
   """The embedding, the state after the last layer, and what the head sees."""
-  state, angles_BxTxP = model.embed(tokens, positions)
+  state, rotation = model.embed(tokens, positions)
   embedded_BxTxD = state.stream_BxTxD
-  state = model.run_layers(state, (angles_BxTxP, segment_ids))
+  state = model.run_layers(state, (rotation, segment_ids))
   return embedded_BxTxD, state, model.read_out(state)
 
 

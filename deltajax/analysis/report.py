@@ -116,9 +116,10 @@ def report_page(
     f"<p class=facts>Data: {_text(facts)}. Models: {_text(sources)}.</p>",
     "<h2>At a glance</h2>",
     _totals_table(subjects),
-    "<p>Means over tokens, heads and all reads with more than one source. A"
-    " largest weight is sharp only relative to the uniform one, which stands"
-    " beside it. JSD: Jensen-Shannon divergence of Q/K and V routes, at most"
+    "<p>Means over tokens, heads and all sublayers that see more than one"
+    " source; the reads of one sublayer share its weight. A largest weight is"
+    " sharp only relative to the uniform one, which stands beside it. JSD:"
+    " Jensen-Shannon divergence of Q/K and V routes, at most"
     " ln&nbsp;2&nbsp;=&nbsp;0.693 nats.</p>",
     f"<ul>{''.join(notes)}</ul>" if notes else "",
   ]
@@ -192,7 +193,6 @@ def _reads_table(subject: AnalysedModel) -> str:
   )
   rows = []
   for read in subject.analysis.reads:
-    weight, favourite = max(zip(read.weight, read.sources, strict=True))
     rows.append(
       [
         read.name,
@@ -202,7 +202,7 @@ def _reads_table(subject: AnalysedModel) -> str:
         f"{read.entropy:.3f} ± {read.entropy_std:.3f}",
         f"{read.uniform_entropy:.3f}",
         f"{read.effective_sources:.2f}",
-        f"{favourite} ({weight:.3f})",
+        f"{read.favourite} ({max(read.weight):.3f})",
       ]
     )
   return (

@@ -4,12 +4,12 @@ Means are over tokens (padding is not counted) and heads of the depth attention;
 `_std` is the standard deviation over the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 
 SCHEMA = "deltajax.routing"
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,11 @@ class ReadStatistics:
   effective_sources: float
   weight_by_position: list[list[float] | None]
   max_weight_by_position: list[float | None]
+
+  @property
+  def favourite(self) -> str:
+    """The source with the largest mean weight, the first of those that tie."""
+    return self.sources[self.weight.index(max(self.weight))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +118,13 @@ class Norms:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-  """Means over the reads with more than one source: sharpness at a glance.
+  """Sharpness at a glance: means over sublayers that see several sources.
+
+  The final read counts as a sublayer. Reads of one sublayer share its weight,
+  so that models with split roles stand beside those without.
 
   Attributes:
-    reads: how many there are.
+    reads: how many reads these sublayers make.
     max_weight: mean largest weight.
     uniform_weight: what it would be if all were uniform.
     entropy: mean entropy, nats.
@@ -148,7 +156,7 @@ class Analysis:
     loss: mean next-token loss, nats.
     position_bins: first and last position within a document of each bin.
     tokens_by_position: tokens in each bin.
-    totals: over all reads; None if nothing is read.
+    totals: over all sublayers; None if no read has a choice.
     reads: in order of depth.
     divergences: of layers whose roles read apart, where there are two sources
       or more.
@@ -176,22 +184,29 @@ def summarize(
   reads: Sequence[ReadStatistics], divergences: Sequence[Divergence]
 ) -> Totals | None:
   """The totals of reads that have a choice; None if none has."""
-  reads = [read for read in reads if len(read.sources) > 1]
-  if not reads:
+  sublayers: dict[tuple[str, int | None], list[ReadStatistics]] = {}
+  for read in reads:
+    if len(read.sources) > 1:
+      sublayers.setdefault((read.kind, read.layer), []).append(read)
+  if not sublayers:
     return None
 
-  def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+  def mean(of: Callable[[ReadStatistics], float]) -> float:
+    return _mean([_mean([of(x) for x in own]) for own in sublayers.values()])
 
   return Totals(
-    reads=len(reads),
-    max_weight=mean([read.max_weight for read in reads]),
-    uniform_weight=mean([read.uniform_weight for read in reads]),
-    entropy=mean([read.entropy for read in reads]),
-    uniform_entropy=mean([read.uniform_entropy for read in reads]),
-    effective_sources=mean([read.effective_sources for read in reads]),
-    sources=mean([len(read.sources) for read in reads]),
-    jensen_shannon=mean([x.jensen_shannon for x in divergences])
+    reads=sum(map(len, sublayers.values())),
+    max_weight=mean(lambda read: read.max_weight),
+    uniform_weight=mean(lambda read: read.uniform_weight),
+    entropy=mean(lambda read: read.entropy),
+    uniform_entropy=mean(lambda read: read.uniform_entropy),
+    effective_sources=mean(lambda read: read.effective_sources),
+    sources=mean(lambda read: len(read.sources)),
+    jensen_shannon=_mean([x.jensen_shannon for x in divergences])
     if divergences
     else None,
   )
+
+
+def _mean(values: Sequence[float]) -> float:
+  return math.fsum(values) / len(values)

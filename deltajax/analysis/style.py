@@ -14,7 +14,7 @@ from deltajax.analysis.results import Analysis, ReadStatistics
 BLUE, ORANGE, GREEN, BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
 RUN_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", BLACK)
 MARKERS = "osD^vPX"
-
+DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 STYLE: dict[Any, Any] = {
   "font.size": 9,
@@ -74,6 +74,40 @@ def new_figure(width: float, height: float) -> Any:
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout="constrained")
+
+
+def series_style(
+  i: int, colours: Sequence[str] = RUN_COLOURS
+) -> dict[str, Any]:
+  """How the line of the i-th of several models looks.
+
+  Colour and marker are enough to tell it from 48 others, colour and dashes from
+  27, so that a picture may use either for something else. Of 6 colours, 41 and
+  23.
+
+  Args:
+    i: from 0.
+    colours: that it may have.
+  """
+  turn, place = divmod(i, len(colours))
+  return {
+    "color": colours[place],
+    "marker": MARKERS[(place + turn) % len(MARKERS)],
+    "linestyle": DASHES[turn % len(DASHES)],
+  }
+
+
+def legend_below(figure: Any, axes: Any, title: str | None = None) -> None:
+  """A legend that covers no curve, however many there are."""
+  handles, labels = axes.get_legend_handles_labels()
+  figure.legend(
+    handles,
+    labels,
+    loc="outside lower center",
+    ncols=min(3, len(labels)),
+    fontsize=8,
+    title=title,
+  )
 
 
 def read_label(read: ReadStatistics) -> str:

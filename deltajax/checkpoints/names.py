@@ -111,8 +111,7 @@ def _router_names(router: Path, prefix: str, gate: str) -> dict[Path, Name]:
 
 def name_table(config: ModelConfig) -> dict[Path, Name]:
   """Our parameter paths -> names, for every parameter that may exist."""
-  gate = config.routing.gate
-  gate = config.routing.row.gate if gate == "none" else gate
+  gate = config.routing.gate_name
   layers: dict[Path, Name] = {}
   for path, name in _LINEAR_MAPS.items():
     external = _LAYER + name.external

@@ -15,6 +15,7 @@ from deltajax.analysis.style import (
   new_figure,
   ORANGE,
   RUN_COLOURS,
+  series_style,
   STYLE,
 )
 from deltajax.comparison.results import ComparisonResult, PairResult
@@ -212,14 +213,9 @@ def _curves(result: ComparisonResult) -> Any:
 def _line_styles(result: ComparisonResult) -> Mapping[str, dict[str, Any]]:
   """A colour and dashes for each arm; the baseline is black."""
   colours = [x for x in RUN_COLOURS if x != BLACK]
-  dashes = ("solid", "dashed", "dotted")
   others = [arm.name for arm in result.arms if arm.name != result.baseline]
   styles = {
-    name: {
-      "color": colours[i % len(colours)],
-      "linestyle": dashes[i // len(colours) % len(dashes)],
-      "linewidth": 1.3,
-    }
+    name: series_style(i, colours) | {"marker": None, "linewidth": 1.3}
     for i, name in enumerate(others)
   }
   return {result.baseline: {"color": BLACK, "linewidth": 1.8}, **styles}

@@ -8,15 +8,13 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from deltajax.config import ModelConfig
 from deltajax.models.transformer import output_head, TransformerLM
 from deltajax.routing.sharding import constrain, Sharding, use_sharding
-from deltajax.training import hosts
 from deltajax.training.loss import token_scores, TokenScores
-from deltajax.training.mesh import place_batch
+from deltajax.training.mesh import place_own_rows
 
 
 class Scorer:
@@ -39,9 +37,7 @@ class Scorer:
     self.sharding = sharding
     self._model = TransformerLM(self.config)
     # Whole on every device, so that every host can read it.
-    whole = None
-    if sharding is not None:
-      whole = NamedSharding(sharding.mesh, PartitionSpec())
+    whole = None if sharding is None else sharding.named()
     self._rows = jax.jit(self._score_rows, out_shardings=whole)
     self._some = jax.jit(self._score_some, out_shardings=whole)
 
@@ -87,10 +83,7 @@ class Scorer:
   def _placed(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
     if self.sharding is None:
       return batch
-    batch_size = len(next(iter(batch.values())))
-    own = hosts.rows_of_host(self.sharding, batch_size)
-    rows = {name: x[own] for name, x in batch.items()}
-    return place_batch(self.sharding, rows, batch_size)
+    return place_own_rows(self.sharding, batch)
 
   def _score_rows(self, params, batch) -> TokenScores:
     inputs = dict(batch)

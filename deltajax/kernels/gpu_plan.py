@@ -37,25 +37,41 @@ class Tile(NamedTuple):
     keeps: whether queries, and backward mixes and their gradients, stay in
       registers; otherwise they are loaded again, from the cache, for each
       source.
-    registers: that vectors take.
   """
 
   tokens: int
   channels: int
   warps: int
   keeps: bool
-  registers: int
+
+
+def registers(
+  tokens: int,
+  channels: int,
+  keeps: bool,
+  reads: int,
+  heads: int,
+  backward: bool,
+) -> int:
+  """How many the vectors of a program take; see `Tile` and `choose_tile`.
+
+  Vectors of a token: forward a source and R mixes; backward a source and its
+  gradient, and a mix and its gradient, of each read where they are kept; and
+  temporaries. Vectors of a program: backward R gradients of queries; and a
+  query, that of each read and head where they are kept.
+  """
+  of_token, of_program = 1 + reads, reads * heads if keeps else 1
+  if backward:
+    of_token = 2 + 2 * (reads if keeps else 1)
+    of_program += reads
+  of_token += TEMPORARIES
+  return channels * (of_token * tokens + of_program)
 
 
 def choose_tile(
   num_tokens: int, width: int, reads: int, heads: int, backward: bool
 ) -> Tile:
   """The largest tile of tokens whose vectors fit into registers.
-
-  Vectors of a token: forward a source and R mixes; backward a source and its
-  gradient, and a mix and its gradient, of each read where they are kept; and
-  temporaries. Vectors of a program: backward R gradients of queries; and a
-  query, that of each read and head where they are kept.
 
   Args:
     num_tokens: N.
@@ -72,14 +88,6 @@ def choose_tile(
     max(TILE_ELEMENTS // channels, 1), pl.next_power_of_2(num_tokens)
   )
 
-  def registers(tokens: int, keeps: bool) -> int:
-    of_token, of_program = 1 + reads, reads * heads if keeps else 1
-    if backward:
-      of_token = 2 + 2 * (reads if keeps else 1)
-      of_program += reads
-    of_token += TEMPORARIES
-    return channels * (of_token * tokens + of_program)
-
   # Tokens, whether all is kept, and what this may take.
   candidates = [
     *(
@@ -89,11 +97,11 @@ def choose_tile(
     (1, False, LARGEST_SHARE),
   ]
   for tokens, keeps, share in candidates:
-    needed = registers(tokens, keeps)
+    needed = registers(tokens, channels, keeps, reads, heads, backward)
     if needed <= share * REGISTERS:
       threads = pl.cdiv(needed, VALUES_OF_A_THREAD)
       warps = min(pl.next_power_of_2(pl.cdiv(threads, 32)), MAX_WARPS)
-      return Tile(tokens, channels, warps, keeps, needed)
+      return Tile(tokens, channels, warps, keeps)
   raise ValueError(
     f"{reads} reads of width {width} need {needed:,} registers for one token,"
     f" a program may use {int(LARGEST_SHARE * REGISTERS):,}"

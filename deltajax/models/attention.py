@@ -15,7 +15,6 @@ G = H / K query heads per key head, C head channels.
 from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
-import importlib.util
 import types
 from typing import NamedTuple
 
@@ -23,9 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltajax.config import ModelConfig
-from deltajax.routing.choice import Choice, choose, gpu_refusal
-from deltajax.routing.sharding import active_sharding
+from deltajax.routing.choice import (
+  Choice,
+  choose,
+  compute_capability,
+  gpu_refusal,
+  has_cuda_plugin,
+)
+from deltajax.routing.sharding import active_sharding, traced_device
 from deltajax.routing.validation import ConfigError
 
 LANES = 128  # Splash tiles are multiples of it.
@@ -38,39 +42,33 @@ class AttentionCase:
 
   Attributes:
     length: T.
-    num_heads: H.
-    num_kv_heads: K.
     head_dim: C.
     dtype: of queries, keys and values.
     segment_dtype: of segment ids; None where there are none.
     context: over how many devices the sequence is split.
+    compute_capability: of a GPU, for example `8.0`; None where not known.
   """
 
   length: int
-  num_heads: int
-  num_kv_heads: int
   head_dim: int
   dtype: str
   segment_dtype: str | None = None
   context: int = 1
+  compute_capability: str | None = None
 
   @classmethod
-  def of_model(
-    cls,
-    config: ModelConfig,
-    length: int,
-    segmented: bool = True,
-    context: int = 1,
+  def traced(
+    cls, length: int, head_dim: int, dtype: str, segment_dtype: str | None
   ) -> "AttentionCase":
-    """The case of a model at sequence length T, with int32 segment ids."""
+    """The case of a call, on the devices that it is traced for."""
+    sharding = active_sharding()
     return cls(
       length,
-      config.num_heads,
-      config.num_kv_heads,
-      config.head_dim,
-      config.dtype,
-      "int32" if segmented else None,
-      context,
+      head_dim,
+      dtype,
+      segment_dtype,
+      1 if sharding is None else sharding.num_shards("sequence"),
+      compute_capability(traced_device()),
     )
 
 
@@ -108,16 +106,12 @@ def dot_product_attention(
     FlashAttention-2, arXiv 2307.08691. GQA, arXiv 2305.13245.
   """
   _check_shapes(query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT)
-  sharding = active_sharding()
-  _, length, num_heads, head_dim = query_BxTxHxC.shape
-  case = AttentionCase(
+  _, length, _, head_dim = query_BxTxHxC.shape
+  case = AttentionCase.traced(
     length,
-    num_heads,
-    key_BxSxKxC.shape[2],
     head_dim,
     str(query_BxTxHxC.dtype),
     None if segment_ids_BxT is None else str(segment_ids_BxT.dtype),
-    1 if sharding is None else sharding.num_shards("sequence"),
   )
   name = choose_attention(case, implementation).name
   return IMPLEMENTATIONS[name].run(
@@ -299,9 +293,9 @@ def _cudnn(query_BxTxHxC, key_BxSxKxC, value_BxSxKxC, segment_ids_BxT):
 def _cudnn_refusal(case: AttentionCase) -> str | None:
   if case.dtype not in ("bfloat16", "float16"):
     return f"it computes in bfloat16 or float16, the dtype is {case.dtype}"
-  if not _has_cuda():
+  if not has_cuda_plugin():
     return "JAX has no CUDA plug-in here (jax[cuda12] or jax[cuda13])"
-  capability = _gpu_capability()
+  capability = case.compute_capability
   refusal = gpu_refusal(capability)
   if refusal is not None:
     return refusal
@@ -315,18 +309,6 @@ def _cudnn_refusal(case: AttentionCase) -> str | None:
   if case.segment_dtype is not None and case.length % 2:
     return f"segment ids need an even T, it is {case.length}"
   return None
-
-
-def _has_cuda() -> bool:
-  plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jaxlib.cuda")
-  return any(importlib.util.find_spec(name) is not None for name in plugins)
-
-
-def _gpu_capability() -> str | None:
-  """Of the GPU that JAX uses here, such as "7.5"; None without one."""
-  if jax.default_backend() != "gpu":
-    return None
-  return str(jax.local_devices()[0].compute_capability)
 
 
 class Implementation(NamedTuple):

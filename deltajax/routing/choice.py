@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 import functools
+import importlib.util
 import logging
 import re
 from typing import Any, NamedTuple, Protocol
@@ -80,6 +81,17 @@ def choose(
       return choice
     rejected[candidate] = reason
   raise ConfigError(f"no {what} implementation serves {case}: {rejected}.")
+
+
+def has_cuda_plugin() -> bool:
+  """Whether JAX's part for NVIDIA GPUs is installed, with or without one."""
+  plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jaxlib.cuda")
+  return any(importlib.util.find_spec(name) is not None for name in plugins)
+
+
+def compute_capability(device: Any) -> str | None:
+  """Of a GPU, such as "8.0", or "gfx942" of AMD's; None for other devices."""
+  return getattr(device, "compute_capability", None)
 
 
 def gpu_refusal(capability: str | None) -> str | None:

@@ -9,8 +9,9 @@ scan runs each layer's gradient at the final memory, of which the layer sees its
 prefix, and carries one gradient of the memory.
 
 The vector is the stream; what a block has added so far is then a difference of
-streams. Where sublayers do not read the stream (AttnRes), it is what the block
-has added so far. What the policies save for each layer besides [B, T, D]:
+streams. Where sublayers neither read nor store the stream (AttnRes), it is what
+the block has added so far. What the policies save for each layer besides that
+[B, T, D]:
 
   none  everything that the layer's gradient needs, except the memory and what
         is read of it.
@@ -111,7 +112,7 @@ class _Plan:
     group: g.
     first_groups: [G, g], the group of the first layer of the block that is open
       before each layer; the layer's own where a block starts.
-    reads_stream: as in `Schedule`.
+    needs_stream: as in `Schedule`.
     policy: of `jax.checkpoint`.
     sharding: that the scan is traced for. The backward pass is traced later.
   """
@@ -119,14 +120,14 @@ class _Plan:
   layer: ScannedLayer
   group: int
   first_groups: tuple[tuple[int, ...], ...]
-  reads_stream: bool
+  needs_stream: bool
   policy: Callable[..., Any]
   sharding: Sharding | None = dataclasses.field(compare=False)
 
   @property
   def saved(self) -> str:
     """The vector of the state that is saved; others follow from it."""
-    return "stream_BxTxD" if self.reads_stream else "running_BxTxD"
+    return "stream_BxTxD" if self.needs_stream else "running_BxTxD"
 
 
 def depth_scan(
@@ -154,7 +155,7 @@ def depth_scan(
     layer=layer,
     group=group,
     first_groups=_first_groups(schedule, group),
-    reads_stream=schedule.reads_stream,
+    needs_stream=schedule.needs_stream,
     policy=REMAT_POLICIES[remat],
     sharding=active_sharding(),
   )
@@ -239,7 +240,7 @@ def _backward(plan, residuals, d_final):
 
   def state_before(saved_BxTxD, first_BxTxD, recent):
     running_BxTxD = saved_BxTxD
-    if plan.reads_stream:
+    if plan.needs_stream:
       running_BxTxD = saved_BxTxD - first_BxTxD
     return DepthState(_NO_MEMORY, saved_BxTxD, running_BxTxD, recent)
 

@@ -154,10 +154,11 @@ class Sources(NamedTuple):
 class DepthState:
   """The stream, the memory, and what the current block has added so far.
 
-  The memory is written once a layer, by `commit`: until then a source that has
-  closed is recent. All reads of a layer can therefore go over the same slots
-  in one pass (`router.read_together`), and its gradient never needs a memory
-  other than the final one.
+  The memory is written by `commit`, once a layer, or once a group of layers
+  that read together (`read_group`): until then a source that has closed is
+  recent. All reads of these layers can therefore go over the same slots in one
+  pass (`router.read_together`), and its gradient never needs a memory other
+  than the final one.
 
   Attributes:
     memory: the sources that are closed and stored.

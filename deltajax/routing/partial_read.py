@@ -42,7 +42,6 @@ class ReadCase:
   Attributes:
     reads: R.
     heads: H.
-    key_size: K.
     width: D.
     length: T.
     dtype: of the memory.
@@ -53,7 +52,6 @@ class ReadCase:
 
   reads: int
   heads: int
-  key_size: int
   width: int
   length: int
   dtype: str

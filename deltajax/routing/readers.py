@@ -15,6 +15,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from deltajax.routing.choice import compute_capability
 from deltajax.routing.partial_read import MASKED, PartialRead, ReadCase
 from deltajax.routing.sharding import active_sharding, traced_device
 
@@ -65,19 +66,13 @@ def case_of(
   return ReadCase(
     reads=len(queries_RxK),
     heads=heads,
-    key_size=queries_RxK.shape[1],
     width=width,
     length=length,
     dtype=str(slots_SxBxTxD.dtype),
     eps=eps,
     device_kind=device.device_kind,
-    compute_capability=_compute_capability(device),
+    compute_capability=compute_capability(device),
   )
-
-
-def _compute_capability(device: Any) -> str | None:
-  """Of a GPU, such as "8.0", or "gfx942" of AMD's; None for other devices."""
-  return getattr(device, "compute_capability", None)
 
 
 def read_slots(

@@ -49,8 +49,8 @@ class Schedule:
 
   Attributes:
     num_slots: slots S of the memory at the end of the model.
-    reads_stream: whether sublayers read the stream; if not, they read sources
-      alone, and the stream is carried for nothing.
+    needs_stream: whether sublayers read the stream or store it; if not, they
+      read what sublayers put out, and the stream is carried for nothing.
     steps: a Step of arrays [2 * num_layers].
     final: the Step of the final read, or None if the variant has none.
     slot_names: what each slot holds, for tables and figures: `e`, `v3` (the
@@ -69,7 +69,7 @@ class Schedule:
   """
 
   num_slots: int
-  reads_stream: bool
+  needs_stream: bool
   steps: Step
   final: Step | None
   slot_names: tuple[str, ...]
@@ -173,7 +173,9 @@ def build_schedule(routing: RoutingConfig, num_layers: int) -> Schedule:
   names = _Names(row.appends, row.running_source, block_size)
   return Schedule(
     num_slots=num_slots,
-    reads_stream=row.additive or row.running_source == "stream",
+    needs_stream=row.additive
+    or row.running_source == "stream"
+    or row.appends in ("state", "difference"),
     steps=Step(
       visible=visible.astype(np.int32),
       stored=_stored(visible, appended, 1),

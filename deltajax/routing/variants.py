@@ -229,6 +229,13 @@ VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
       running_source="stream",
       roles=SHARED,
     ),
+    "full_replace": Variant(
+      summary="ablation: u = mix(e, p_1 .. p_s), cumulative states",
+      additive=False,
+      appends="state",
+      embedding_source=True,
+      roles=SHARED,
+    ),
     "embedding_skip": _EMBEDDING_SKIP,
     "embedding_skip_scaled": dataclasses.replace(
       _EMBEDDING_SKIP,
@@ -338,10 +345,14 @@ class RoutingConfig:
     return VARIANTS[self.variant]
 
   @property
+  def gate_name(self) -> str:
+    """The gate in force, of `GATES`: the config's, or else the row's own."""
+    return self.row.gate if self.gate == "none" else self.gate
+
+  @property
   def gate_function(self) -> Gate | None:
-    """The gate in force: the config's, or else the row's own."""
-    name = self.row.gate if self.gate == "none" else self.gate
-    return GATES[name]
+    """The gate in force; None without one."""
+    return GATES[self.gate_name]
 
   def key_size(self, width: int) -> int:
     """Channels of a key (and of queries and key norms) at this width."""

@@ -14,7 +14,7 @@ from deltajax.analysis.reads import model_reads
 from deltajax.data.packing import Batch, target_mask
 from deltajax.data.pipeline import find_mixture
 from deltajax.training import hosts
-from deltajax.training.mesh import place_batch
+from deltajax.training.mesh import place_own_rows
 from deltajax.training.run_data import digest_of_rows, fixed_rows, RunData
 from deltajax.training.step import Trainer
 from deltajax.training.watchdog import Watchdog
@@ -42,8 +42,6 @@ class Evaluator:
     self._watchdog = watchdog
     self._log = log
     self._loss = jax.jit(trainer.loss)
-    self._batch_size = len(data.validation[0]["tokens"])
-    self._rows = hosts.rows_of_host(trainer.sharding, self._batch_size)
     self._bytes_per_token = np.asarray(data.tokenizer.bytes_per_token)
     config = trainer.config
     self._observer = None
@@ -100,8 +98,7 @@ class Evaluator:
   ) -> dict[str, float]:
     loss = tokens = num_bytes = 0.0
     for batch in batches:
-      own = {name: x[self._rows] for name, x in batch.items()}
-      placed = place_batch(self._trainer.sharding, own, self._batch_size)
+      placed = place_own_rows(self._trainer.sharding, batch)
       sums = self._loss(params, placed)
       mask = target_mask(batch["segment_ids"])
       loss += float(sums.loss)

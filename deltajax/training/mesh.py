@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 import numpy as np
 
 from deltajax.config import ConfigError, MeshConfig, ModelConfig, RunConfig
 from deltajax.routing.sharding import MeshAxes, Sharding
+from deltajax.training import hosts
 
 AXES = ("data", "fsdp", "tensor", "context")
 
@@ -35,7 +36,6 @@ RULES: Mapping[str, MeshAxes] = types.MappingProxyType(
     "sequence": "context",
     "features": None,
     "slots": None,
-    "roles": None,
   }
 )
 
@@ -178,7 +178,7 @@ def placed_shapes(sharding: Sharding, boxed_params: Any, tree: Any) -> Any:
       specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
   }
-  whole = NamedSharding(sharding.mesh, PartitionSpec())
+  whole = sharding.named()
   return jax.tree_util.tree_map_with_path(
     lambda path, x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=by_path.get(_names(path), whole)
@@ -211,3 +211,13 @@ def place_batch(
     )
     for name, x in batch.items()
   }
+
+
+def place_own_rows(
+  sharding: Sharding, batch: Mapping[str, np.ndarray]
+) -> dict[str, jax.Array]:
+  """As `place_batch`, of a batch that every host has whole."""
+  batch_size = len(next(iter(batch.values())))
+  rows = hosts.rows_of_host(sharding, batch_size)
+  own = {name: x[rows] for name, x in batch.items()}
+  return place_batch(sharding, own, batch_size)

@@ -25,15 +25,12 @@ def attention_choice(config: RunConfig, sharding: Sharding) -> Choice:
   Raises:
     ConfigError: if the config names something that cannot.
   """
-  return choose_attention(
-    AttentionCase.of_model(
-      config.model,
-      config.data.sequence_length,
-      context=sharding.num_shards("sequence"),
-    ),
-    config.model.attention,
-    platform=sharding.platform,
-  )
+  model = config.model
+  with use_sharding(sharding):
+    case = AttentionCase.traced(
+      config.data.sequence_length, model.head_dim, model.dtype, "int32"
+    )
+  return choose_attention(case, model.attention, platform=sharding.platform)
 
 
 def depth_choice(config: RunConfig, sharding: Sharding) -> Choice:

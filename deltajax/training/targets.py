@@ -19,6 +19,7 @@ import jax
 from jax.experimental import topologies
 
 from deltajax.extras import install
+from deltajax.routing.choice import has_cuda_plugin
 from deltajax.routing.validation import ConfigError, unknown_name
 
 GIB = 2**30
@@ -52,8 +53,11 @@ CHIPS: Mapping[str, Chip] = types.MappingProxyType(
     "v6e": Chip(2, int(31.25 * GIB), "v6e:16x16"),
   }
 )
-VALID = (
-  "v4:2x2x4, v5e:4x4, v5p:4x4x4, v6e:16x16, slices as 2*v5e:4x4, cpu:8, gpu:8"
+VALID = ", ".join(
+  [
+    *(chip.example for chip in CHIPS.values()),
+    *("slices as 2*v5e:4x4", "cpu:8", "gpu:8"),
+  ]
 )
 
 _TPU = re.compile(r"(?:(\d+)\*)?([a-z0-9]+):(\d+(?:x\d+)+)")
@@ -149,8 +153,7 @@ def _cpus(count: int):
 
 
 def _gpus(name: str, count: int):
-  plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-  if not any(importlib.util.find_spec(plugin) for plugin in plugins):
+  if not has_cuda_plugin():
     raise ConfigError(
       f"target {name!r} needs JAX's CUDA plugin, which is not installed: pip"
       " install 'jax[cuda12]' or 'jax[cuda13]'."

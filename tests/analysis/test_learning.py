@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltajax.analysis import figures, learning
+from deltajax.analysis import figures, learning, style
 from deltajax.analysis.table import totals_table
 from deltajax.config import ConfigError
 from tests.analysis.test_observe import packed_batch, run
@@ -39,8 +39,27 @@ def test_losses_are_drawn_where_they_are():
     [[0, 5], [2, 3.5]],
     [[1, 4], [2, 3]],
   ]
-  labels = [x.get_text() for x in figure.axes[0].get_legend().get_texts()]
+  (legend,) = figure.legends
+  labels = [x.get_text() for x in legend.get_texts()]
   assert labels == ["one: 3.500", "two"]
+
+
+@pytest.mark.parametrize("looks", [("color", "marker"), ("color", "linestyle")])
+def test_many_models_are_told_apart(looks):
+  """By markers where dashes mean something else, and the other way round."""
+  for colours in (style.RUN_COLOURS, style.RUN_COLOURS[:6]):
+    styles = [style.series_style(i, colours) for i in range(24)]
+    assert len({tuple(x[name] for name in looks) for x in styles}) == 24
+
+
+def test_losses_of_many_runs_are_told_apart():
+  figure = learning._losses({f"run {i}": RUN for i in range(15)})
+  lines = figure.axes[0].get_lines()
+  for kind in (lines[::2], lines[1::2]):
+    looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in kind}
+    assert len(looks) == 15
+  (legend,) = figure.legends
+  assert len(legend.get_texts()) == 15
 
 
 def test_a_run_without_a_loss_is_named():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from deltajax.config import RoutingConfig
 from deltajax.routing import build_schedule, VARIANTS
 from tests.helpers import (
   precision,
-  quick_jit,
+  QUICK,
   random_params,
   random_tokens,
   tiny_config,
@@ -23,6 +24,7 @@ from tests.helpers import (
 from tests.routing import oracle
 
 LENGTH = 9
+QUICK_JIT = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def packed_batch(config, batch=2, seed=0):
@@ -45,7 +47,8 @@ def packed_batch(config, batch=2, seed=0):
 def run(config, params, *batches, gradients=False):
   """An analysis, compiled quickly."""
   with precision(config.dtype):
-    observer = Observer(config, LENGTH, gradients=gradients, jit=quick_jit)
+    with mock.patch.object(jax, "jit", QUICK_JIT):
+      observer = Observer(config, LENGTH, gradients=gradients)
     return conclude(observer, observer.total(params, batches))
 
 
@@ -272,6 +275,20 @@ def test_tied_roles_do_not_diverge_at_all():
   for divergence in found.divergences:
     assert divergence.jensen_shannon == 0
   assert found.totals.jensen_shannon == 0
+
+
+def test_roles_change_no_total():
+  """Reads of one sublayer weigh what the one read of its parent does."""
+  found = {}
+  for variant in ("rd_tied", "attnres_block"):
+    config = tiny_config(variant, num_layers=4, num_blocks=2)
+    analysis = run(config, random_params(config), packed_batch(config))
+    found[variant] = dataclasses.asdict(analysis.totals)
+  tied, parent = found["rd_tied"], found["attnres_block"]
+  # Layer 0 sees the embedding alone.
+  assert tied.pop("reads") == parent.pop("reads") + 3
+  assert (tied.pop("jensen_shannon"), parent.pop("jensen_shannon")) == (0, None)
+  assert tied == pytest.approx(parent, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_json_is_strict_and_holds_what_was_found(written, models):
     raise AssertionError(constant)
 
   values = json.loads(text, parse_constant=refuse)
-  assert list(values) == documented("Version 1.")
+  assert list(values) == documented("Version 2.")
   assert values["schema"] == "deltajax.routing"
   assert values["version"] == results.VERSION
   assert values["data"] == DATA
@@ -212,6 +212,14 @@ def test_curves_lie_where_the_numbers_are(models):
     for axes in figure.axes:
       assert axes.get_xlabel()
       assert axes.get_ylabel()
+
+
+def test_curves_of_many_models_are_told_apart(models):
+  many = {f"model {i}": models[0].analysis for i in range(15)}
+  for figure in (curves.norms(many), curves.divergence(many)):
+    lines = figure.axes[0].get_lines()[:15]
+    looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines}
+    assert len(looks) == 15
 
 
 def test_maps_show_the_weights(models):

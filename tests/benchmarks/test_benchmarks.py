@@ -4,8 +4,10 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from benchmarks import (
   compile_kernels,
   depth_attention,
+  faults,
   generation,
   import_speed,
   kernel_parity,
@@ -129,7 +132,7 @@ def test_step_time_by_mesh(tmp_path):
 def test_analysis():
   done = run(
     "analysis",
-    *("--variants", "delta", "--width", 16, "--num-layers", 2),
+    *("--variants", "delta", "--width", 16, "--layers", 2),
     *("--sequence-length", 8, "--batch-size", 2, "--rounds", 1),
   )
   assert done.returncode == 0, done.stderr
@@ -145,7 +148,7 @@ def test_lm_eval_requests(tmp_path):
   done = run(
     "lm_eval_requests",
     *("--requests", 8, "--rounds", 1, "--context", 24, "--width", 32),
-    *("--num-layers", 1, "--new-tokens", 2, "--transformers", "False"),
+    *("--layers", 1, "--new-tokens", 2, "--transformers", "False"),
     *("--json", file),
   )
   assert done.returncode == 0, done.stderr
@@ -162,8 +165,8 @@ def test_depth_attention_says_what_must_be_moved(tmp_path):
   file = tmp_path / "rows.json"
   done = run(
     "depth_attention",
-    *("--slots", 9, "--widths", 1024, "--reads", 1, "--tokens", 128),
-    *("--json", file),
+    *("--slots", 9, "--widths", 1024, "--reads", 1),
+    *("--sequence-lengths", 128, "--json", file),
   )
   assert done.returncode == 0, done.stderr
   forward, backward = json.loads(file.read_text())
@@ -181,7 +184,7 @@ def test_generation(tmp_path):
   file = tmp_path / "rows.json"
   done = run(
     "generation",
-    *("--num-layers", 4, "--vocab-size", 512, "--transformers", "False"),
+    *("--layers", 4, "--vocab-size", 512, "--transformers", "False"),
     *("--rounds", 2, "--prefill-rounds", 1, "--prompt-length", 32),
     *("--json", file),
   )
@@ -239,7 +242,11 @@ def test_depth_attention_measures_where_there_is_a_gpu(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(depth_attention, "COPY_BYTES", 2**16)
   options = depth_attention.Options(
-    slots=(2,), widths=(64,), reads=(2,), tokens=(16,), implementation="xla"
+    slots=(2,),
+    widths=(64,),
+    reads=(2,),
+    sequence_lengths=(16,),
+    implementation="xla",
   )
   rows = list(depth_attention.measure(options))
   assert [row.direction for row in rows] == ["forward", "backward"]
@@ -257,7 +264,25 @@ def test_step_time_of_a_preset():
   for field in ("width", "num_layers", "vocab_size", "head_dim", "mlp_width"):
     assert getattr(config, field) == getattr(expected, field)
   assert config.dtype == "bfloat16"
-  assert step_time.random_batch(options)["tokens"].max() > 100_000
+
+
+def test_damage_costs_all_updates_since_the_checkpoint_before(
+  tmp_path, monkeypatch
+):
+  """10 updates are made; of checkpoints 4 and 8 the second is damaged."""
+  for updates in (4, 8):
+    (tmp_path / str(updates)).mkdir()
+    (tmp_path / str(updates) / "array").write_bytes(b"numbers")
+  process = mock.Mock(**{"poll.return_value": 0})
+  run = mock.Mock(checkpoints=tmp_path)
+  run.made.return_value = 10
+  run.start.return_value = process
+  monkeypatch.setattr(faults, "moments", lambda *_: [lambda *_: None])
+  assert faults.damage(run, faults.Options(), random.Random(0)) == 10 - 4
+  (undamaged,) = (tmp_path / "4").iterdir()
+  assert undamaged.read_bytes() == b"numbers"
+  files = [x.read_bytes() for x in (tmp_path / "8").iterdir()]
+  assert files != [b"numbers"]
 
 
 def test_input_and_checkpoints(tmp_path, corpus):
@@ -283,7 +308,8 @@ def test_compile_kernels_names_what_does_not_compile(tmp_path):
   done = run(
     "compile_kernels",
     *("--chips", "v5p", "--slots", 2, "--widths", 256, 131_072),
-    *("--reads", 1, "--dtypes", "bfloat16", "--tokens", 16, "--json", file),
+    *("--reads", 1, "--dtypes", "bfloat16", "--sequence-length", 16),
+    *("--json", file),
   )
   assert done.returncode == 1, done.stderr
   assert "2 of 4 passes compile" in done.stdout

@@ -33,7 +33,7 @@ def test_several_tiles_and_chunks_of_rows(dtype, monkeypatch):
 
 def read_case(**changes):
   fields = {
-    **{"reads": 2, "heads": 1, "key_size": 1024, "width": 1024},
+    **{"reads": 2, "heads": 1, "width": 1024},
     **{
       "length": 2048,
       "dtype": "bfloat16",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from deltajax.models.attention import (
   splash_tile,
 )
 from deltajax.models.transformer import TransformerLM
+from deltajax.routing.sharding import Sharding, use_sharding
+from deltajax.training.mesh import RULES
 from tests.helpers import (
   assert_trees_close,
   quick_jit,
@@ -31,7 +34,7 @@ from tests.helpers import (
   tiny_config,
 )
 
-CASE = AttentionCase(256, 4, 2, 64, "bfloat16", "int32")
+CASE = AttentionCase(256, 64, "bfloat16", "int32")
 
 
 def inputs(length=128, heads=(4, 2), head_dim=8, dtype="float32", batch=2):
@@ -209,29 +212,39 @@ def test_splash_says_why_not(name):
 
 
 def test_cudnn_says_why_not(monkeypatch):
-  monkeypatch.setattr(attention, "_has_cuda", lambda: False)
+  monkeypatch.setattr(attention, "has_cuda_plugin", lambda: False)
   assert "no CUDA plug-in" in refused("cudnn")
-  monkeypatch.setattr(attention, "_has_cuda", lambda: True)
-
-  def gpu(capability):
-    monkeypatch.setattr(attention, "_gpu_capability", lambda: capability)
-
-  gpu("7.5")  # T4
-  assert "8.0, this GPU has 7.5" in refused("cudnn", dtype="float16")
-  gpu("gfx942")
-  assert "NVIDIA GPU, this one is gfx942" in refused("cudnn")
+  monkeypatch.setattr(attention, "has_cuda_plugin", lambda: True)
+  t4 = refused("cudnn", dtype="float16", compute_capability="7.5")
+  assert "8.0, this GPU has 7.5" in t4
+  amd = refused("cudnn", compute_capability="gfx942")
+  assert "NVIDIA GPU, this one is gfx942" in amd
   for capability, widest in ((None, 128), ("8.0", 128), ("9.0", 256)):
-    gpu(capability)
-    assert choose_on_its_platform("cudnn", CASE) == ("cudnn", {})
-    reason = refused("cudnn", head_dim=widest + 8)
+    gpu = {"compute_capability": capability}
+    served = dataclasses.replace(CASE, **gpu)
+    assert choose_on_its_platform("cudnn", served) == ("cudnn", {})
+    reason = refused("cudnn", head_dim=widest + 8, **gpu)
     assert f"at most {widest}, it is {widest + 8}" in reason
-  gpu("10.0")
-  assert "multiple of 8" in refused("cudnn", head_dim=60)
+  blackwell = {"compute_capability": "10.0"}
+  assert "multiple of 8" in refused("cudnn", head_dim=60, **blackwell)
   assert "dtype is float32" in refused("cudnn", dtype="float32")
   assert "dtype is float64" in refused("cudnn", dtype="float64")
   assert "even T, it is 255" in refused("cudnn", length=255)
   odd = dataclasses.replace(CASE, length=255, segment_dtype=None)
   assert choose_on_its_platform("cudnn", odd) == ("cudnn", {})
+
+
+def test_the_gpu_that_is_traced_for_counts(monkeypatch):
+  """Not what this machine has, which may be none."""
+  monkeypatch.setattr(attention, "has_cuda_plugin", lambda: True)
+  t4 = mock.Mock(platform="cuda", compute_capability="7.5")
+  mesh = mock.Mock(devices=np.array([t4]), shape={"context": 2})
+  with use_sharding(Sharding(mesh, RULES)):
+    case = AttentionCase.traced(256, 64, "bfloat16", "int32")
+    choice = choose_attention(case)
+  assert case == dataclasses.replace(CASE, context=2, compute_capability="7.5")
+  assert choice.name == "xla"
+  assert "this GPU has 7.5" in choice.rejected["cudnn"]
 
 
 def test_automatic_choice_names_what_it_rejects(monkeypatch):
@@ -242,7 +255,7 @@ def test_automatic_choice_names_what_it_rejects(monkeypatch):
       "cudnn": "it runs on gpu, the platform is cpu",
     },
   )
-  monkeypatch.setattr(attention, "_has_cuda", lambda: True)
+  monkeypatch.setattr(attention, "has_cuda_plugin", lambda: True)
   assert choose_attention(CASE, platform="tpu") == ("splash", {})
   assert choose_attention(CASE, platform="gpu").name == "cudnn"
   short = dataclasses.replace(CASE, length=100, dtype="float32")
@@ -288,8 +301,6 @@ def test_config_knows_the_names():
     assert tiny_config(attention=name).attention == name
   with pytest.raises(ConfigError, match=r"model\.attention 'flash'"):
     tiny_config(attention="flash")
-  case = AttentionCase.of_model(tiny_config(), 128)
-  assert case == AttentionCase(128, 4, 2, 8, "float64", "int32")
 
 
 def test_model_passes_the_implementation_on():

@@ -78,7 +78,15 @@ def test_zero_queries_are_the_standard_model_for_all_options(variant, options):
 
 
 @pytest.mark.parametrize(
-  "variant", ["delta_block_closed", "delta_block_released", "embedding_skip"]
+  "variant",
+  [
+    "delta_block_closed",
+    "delta_block_released",
+    "embedding_skip",
+    "full_additive",
+    "delta_replace",
+    "full_replace",
+  ],
 )
 def test_other_sums_are_not_the_standard_model(variant):
   actual = logits(variant, zero_queries)

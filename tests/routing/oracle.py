@@ -47,6 +47,10 @@ def _states(s, e, v, p, size):
   return p[1:]
 
 
+def _all_states(s, e, v, p, size):
+  return p
+
+
 def _deltas_and_stream(s, e, v, p, size):
   return [*v, p[-1]]
 
@@ -72,6 +76,7 @@ SOURCES = {
   "rd_frozen_v": _blocks,
   "full_additive": _states,
   "delta_replace": _deltas_and_stream,
+  "full_replace": _all_states,
   "embedding_skip": _embedding,
   "embedding_skip_scaled": _embedding,
 }
@@ -83,8 +88,9 @@ REPLACING = {
   "rd_average",
   "rd_frozen_v",
   "delta_replace",
+  "full_replace",
 }
-FINAL_READ = REPLACING - {"delta_replace"}
+FINAL_READ = REPLACING - {"delta_replace", "full_replace"}
 
 
 def model_logits(

@@ -86,7 +86,9 @@ def test_every_variant(variant):
 
 
 @pytest.mark.parametrize("remat", REMAT_POLICIES)
-@pytest.mark.parametrize("variant", ["delta_block", "rd_attnres", "delta"])
+@pytest.mark.parametrize(
+  "variant", ["delta_block", "rd_attnres", "delta", "full_replace"]
+)
 def test_every_remat_policy(variant, remat):
   plain, ours = both_scans(variant, remat)
   assert max(relative_gaps(plain, ours).values()) < 1e-9
@@ -119,6 +121,7 @@ def test_options(variant, options):
     ("attnres_full", 3, {"heads": 2, "key_dim": 8, "null_source": True}),
     ("rd_delta", 3, {}),
     ("delta_replace", 2, {}),
+    ("full_replace", 3, {"null_source": True}),
   ],
 )
 def test_layers_that_read_together(variant, group, options):

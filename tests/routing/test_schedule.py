@@ -110,6 +110,21 @@ DELTAS_AND_STREAM = """
   11: v0 v1 v2 v3 v4 v5 v6 v7 v8 v9 v10 p11
   final:
 """
+ALL_STATES = """
+  0: e
+  1: e p1
+  2: e p1 p2
+  3: e p1 p2 p3
+  4: e p1 p2 p3 p4
+  5: e p1 p2 p3 p4 p5
+  6: e p1 p2 p3 p4 p5 p6
+  7: e p1 p2 p3 p4 p5 p6 p7
+  8: e p1 p2 p3 p4 p5 p6 p7 p8
+  9: e p1 p2 p3 p4 p5 p6 p7 p8 p9
+  10: e p1 p2 p3 p4 p5 p6 p7 p8 p9 p10
+  11: e p1 p2 p3 p4 p5 p6 p7 p8 p9 p10 p11
+  final:
+"""
 NOTHING = "".join(f"{s}:\n" for s in [*range(12), "final"])
 EMBEDDING = "".join(f"{s}: e\n" for s in range(12)) + "final:\n"
 
@@ -137,6 +152,7 @@ TABLES = {
   "rd_frozen_v": BLOCKS,
   "full_additive": STATES,
   "delta_replace": DELTAS_AND_STREAM,
+  "full_replace": ALL_STATES,
   "embedding_skip": EMBEDDING,
   "embedding_skip_scaled": EMBEDDING,
 }
