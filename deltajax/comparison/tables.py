@@ -14,8 +14,8 @@ from deltajax.comparison.results import (
 
 COST_HEADING = "## Cost"
 SHARPNESS = (
-  "Largest weight of a read and its entropy in nats, each beside that of a uniform"
-  " read: means over the sublayers that see more than one source."
+  "Largest weight of a read and its entropy in nats, each beside that of a"
+  " uniform read: means over the sublayers that see more than one source."
 )
 
 
