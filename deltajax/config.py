@@ -540,13 +540,13 @@ def _check_accept(names: Iterable[str]) -> None:
   """Raises ConfigError for what a run that is resumed cannot differ in."""
   sections = [field.name for field in dataclasses.fields(RunConfig)]
   known = {"data.content", *sections, *_field_names(RunConfig)}
+  valid = [x for x in known if not _is_of_model(x)]
   for name in names:
     if _is_of_model(name):
       raise ConfigError(
         f"training.accept {name!r}: checkpoints hold this model; it cannot"
         " become another. Start a run with --init-from."
       )
-    valid = [x for x in known if not _is_of_model(x)]
     check_name("name in training.accept", name, valid)
 
 

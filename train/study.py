@@ -20,7 +20,7 @@ import shutil
 from typing import Any
 
 from deltajax.analysis.report import JSON_NAME as ROUTING_JSON
-from deltajax.comparison import report
+from deltajax.comparison import figures, report
 from deltajax.comparison.plan import Comparison, PlannedRun
 from deltajax.comparison.record import read_outcome
 from deltajax.comparison.runner import is_finished, spent_seconds
@@ -38,9 +38,9 @@ from train.compare import train_all, write_report
 TABLES = "study.md"
 ANALYSED = "analysed.json"
 CAPTIONS = {
-  "differences.png": "Paired differences of validation loss",
-  "losses.png": "Validation loss of each run",
-  "curves.png": "Loss over the runs",
+  figures.DIFFERENCES: "Paired differences of validation loss",
+  figures.LOSSES: "Validation loss of each run",
+  figures.CURVES: "Loss over the runs",
 }
 
 
@@ -71,9 +71,9 @@ def command(arguments: list[str]) -> None:
 
   seconds = sum(spent_seconds(out / x) for x in ("tuning", "comparison"))
 
-  def text(figures: dict[str, str]) -> str:
+  def text(pictures: dict[str, str]) -> str:
     return measured(
-      study, tuning, result, routing, seconds=seconds, figures=figures
+      study, tuning, result, routing, seconds=seconds, figures=pictures
     )
 
   made = out / "comparison" / report.FIGURES

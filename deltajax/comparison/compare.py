@@ -11,6 +11,7 @@ from deltajax.comparison.paired import paired_statistics
 from deltajax.comparison.plan import Arm, Comparison, Pair
 from deltajax.comparison.results import (
   ArmResult,
+  common_seeds,
   ComparisonResult,
   Cost,
   Curve,
@@ -48,8 +49,13 @@ def compare(
       raise ConfigError(
         f"all runs of arm {arm} died; name the others with --arms."
       )
-  common = _common_seeds(by_arm)
   scores = {arm: [_score(run) for run in own] for arm, own in by_arm.items()}
+  common = common_seeds(scores.values())
+  if not common:
+    raise ConfigError(
+      "no seed is left of which all arms are done; name arms that have one in"
+      " common with --arms."
+    )
   base = comparison.base
   memory_of, costs = _costs(comparison.baseline, by_arm)
   environments = {str(x.start.environment): x.start.environment for x in runs}
@@ -84,19 +90,6 @@ def compare(
     memory_of=memory_of,
     costs=costs,
   )
-
-
-def _common_seeds(by_arm: Mapping[str, Sequence[FinishedRun]]) -> set[int]:
-  """Seeds that all arms have."""
-  found = set.intersection(
-    *({run.planned.seed for run in own} for own in by_arm.values())
-  )
-  if not found:
-    raise ConfigError(
-      "no seed is left of which all arms are done; name arms that have one in"
-      " common with --arms."
-    )
-  return found
 
 
 def _score(run: FinishedRun) -> RunScore:

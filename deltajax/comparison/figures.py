@@ -4,10 +4,12 @@ Needs matplotlib (extra `analysis`), which is imported when something is drawn.
 """
 
 from collections.abc import Mapping
-import io
 from typing import Any
 
-from deltajax.analysis.figures import check_matplotlib as check_matplotlib
+from deltajax.analysis.figures import (
+  check_matplotlib as check_matplotlib,
+  png_of,
+)
 from deltajax.analysis.style import (
   BLACK,
   BLUE,
@@ -16,9 +18,12 @@ from deltajax.analysis.style import (
   ORANGE,
   RUN_COLOURS,
   series_style,
-  STYLE,
 )
-from deltajax.comparison.results import ComparisonResult, PairResult
+from deltajax.comparison.results import (
+  common_seeds,
+  ComparisonResult,
+  PairResult,
+)
 
 DIFFERENCES = "differences.png"
 LOSSES = "losses.png"
@@ -29,19 +34,10 @@ _GREY = "#999999"
 
 def draw(result: ComparisonResult) -> dict[str, bytes]:
   """PNG by name of the file; without pairs there are no differences."""
-  import matplotlib
-
   painters = {LOSSES: _losses, CURVES: _curves}
   if result.pairs:
     painters[DIFFERENCES] = _differences
-  drawn = {}
-  with matplotlib.rc_context(STYLE):
-    for name, painter in painters.items():
-      buffer = io.BytesIO()
-      # No date and no version: the same numbers give the same file.
-      painter(result).savefig(buffer, format="png", metadata={"Software": None})
-      drawn[name] = buffer.getvalue()
-  return drawn
+  return {name: png_of(painter, result) for name, painter in painters.items()}
 
 
 def _differences(result: ComparisonResult) -> Any:
@@ -176,7 +172,7 @@ def _curves(result: ComparisonResult) -> Any:
   figure = new_figure(9.6, 4.0)
   left, right = figure.subplots(1, 2)
   styles = _line_styles(result)
-  common = result.common_seeds()
+  common = common_seeds(arm.runs for arm in result.arms)
   for arm in result.arms:
     steps = arm.runs[0].training.steps
     runs = [run.training for run in arm.runs if run.seed in common]

@@ -4,6 +4,7 @@ Losses are in nats per token, on the same validation tokens for all runs, after
 the last update. Differences are those of an arm minus its baseline.
 """
 
+from collections.abc import Iterable, Sequence
 import dataclasses
 import statistics
 from typing import Any
@@ -82,6 +83,15 @@ class ArmResult:
       name: statistics.fmean(run.routing[name] for run in self.runs)
       for name in self.runs[0].routing
     }
+
+
+def common_seeds(arms: Iterable[Sequence[RunScore]]) -> set[int]:
+  """Seeds of which no run died.
+
+  Args:
+    arms: the runs of each.
+  """
+  return set.intersection(*({run.seed for run in runs} for runs in arms))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,10 +175,6 @@ class ComparisonResult:
   pairs: list[PairResult]
   memory_of: str
   costs: list[Cost]
-
-  def common_seeds(self) -> set[int]:
-    """Seeds of which no run died."""
-    return set.intersection(*({x.seed for x in arm.runs} for arm in self.arms))
 
   def arm(self, name: str) -> ArmResult:
     """The arm of a name."""
