@@ -15,7 +15,7 @@ import sys
 
 from deltajax.comparison import figures, report, runner
 from deltajax.comparison.compare import compare
-from deltajax.comparison.finished import finished_runs
+from deltajax.comparison.finished import check_finished, finished_runs
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import ComparisonResult
 from deltajax.comparison.runner import Failure
@@ -50,7 +50,8 @@ def train_all(
     report_only: train nothing, and return those that died before.
 
   Raises:
-    ConfigError: for data, directories or runs that cannot be used.
+    ConfigError: for data, directories or runs that cannot be used, and as soon
+      as runs that are done cannot be compared.
   """
   runs = comparison.runs(out)
   figures.check_matplotlib()
@@ -59,7 +60,7 @@ def train_all(
   if report_only:
     return [x for x in map(runner.find_failure, runs) if x is not None]
   load_data(comparison.base)
-  return runner.execute(runs, RUN)
+  return runner.execute(runs, RUN, check=lambda: check_finished(runs))
 
 
 def write_report(

@@ -31,6 +31,7 @@ from deltajax.comparison.study_tables import (
   with_measured,
 )
 from deltajax.files import write_file
+from deltajax.training.stopping import UNHEALTHY
 from train import analyze
 from train.cli import main, parse_study, StudyRun
 from train.compare import train_all, write_report
@@ -56,7 +57,7 @@ def command(arguments: list[str]) -> None:
     check_document(options.document)
   out = options.out
   print("tuning")
-  tuning = tune(study, out / "tuning")
+  tuning = tune(study, out / "tuning", exclude_failed=options.exclude_failed)
   for arm, name in tuning.chosen.items():
     print(f"          {arm}: {name}, for {', '.join(study.groups[arm])}")
   print("comparison")
@@ -69,7 +70,12 @@ def command(arguments: list[str]) -> None:
   print("routing")
   routing = look_inside(comparison, study.analysed_seed, out)
 
-  seconds = sum(spent_seconds(out / x) for x in ("tuning", "comparison"))
+  seconds = spent_seconds(
+    [
+      *study.tuning().runs(out / "tuning"),
+      *comparison.runs(out / "comparison"),
+    ]
+  )
 
   def text(pictures: dict[str, str]) -> str:
     return measured(
@@ -95,23 +101,27 @@ def command(arguments: list[str]) -> None:
     print(f"document  {document}")
 
 
-def tune(study: Study, out: pathlib.Path) -> TuningResult:
-  """Tries all candidates; one whose run dies is worse than all others.
+def tune(
+  study: Study, out: pathlib.Path, *, exclude_failed: bool
+) -> TuningResult:
+  """Tries all candidates; one whose run diverges is worse than all others.
 
   Args:
     study: whose schedules are tuned.
     out: where runs and report lie.
+    exclude_failed: the same for a run that died of anything else.
 
   Raises:
-    RunStopped: if all runs died.
+    RunStopped: if runs died of anything else, or all did.
   """
   tuning = study.tuning()
   failures = train_all(tuning, out)
   dead = {failure.run.arm for failure in failures}
   alive = [arm for arm in tuning.arms if arm not in dead]
-  part = tuning.narrowed(alive, ())
+  diverged = all(failure.exit_code == UNHEALTHY for failure in failures)
   result = write_report(
-    part, out, [] if alive else failures, exclude_failed=False
+    *(tuning.narrowed(alive, ()), out, failures),
+    exclude_failed=bool(alive) and (diverged or exclude_failed),
   )
   return TuningResult.of(study, result)
 

@@ -188,9 +188,8 @@ def position(name: str, analysis: Analysis, scales: Scales) -> Any:
   width = min(max(0.2 * len(bins), 1.7), 4.0)
   figure = new_figure(len(panels) * width + 1.9, _row_height(len(reads)) + 1.5)
   grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-  most = max(np.nanmax(x) for x in panels.values())
   for axes, (title, values) in zip(grid, panels.items(), strict=True):
-    norm = _weight_scale(most)
+    norm = _weight_scale(scales.weight_at_position)
     image = _map(axes, values, reads, columns, cmap="viridis", norm=norm)
     axes.tick_params(axis="x", rotation=90)
     axes.set_title(title)
@@ -237,12 +236,14 @@ def similarity(name: str, analysis: Analysis, scales: Scales) -> Any:
     axes.set_yticks(ticks, names[::every])
     axes.tick_params(length=0, labelsize=6.5)
     axes.spines[:].set_visible(False)
+    axes.set_xlabel("vector")
     axes.set_title(
       f"{_FAMILIES[similarity.family]}\neffective rank"
       f" {similarity.effective_rank:.1f} of {len(names)}\n"
       f"mean cosine {round(similarity.mean_cosine, 2) + 0.0:.2f}",
       fontsize=8,
     )
+  grid[0].set_ylabel("vector")
   figure.colorbar(image, ax=list(grid), label="mean cosine", shrink=0.75)
   figure.suptitle(
     f"{titled(name, analysis)}: similarity of vectors over depth",

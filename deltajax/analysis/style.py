@@ -35,13 +35,15 @@ class Scales:
     weight: largest mean weight of a source, where there is a choice.
     ratio: largest log2 of a mean weight over the uniform one, either way.
     entropy: largest possible entropy, nats.
-    max_weight: largest mean of the largest weight.
+    max_weight: largest mean of the largest weight, with its spread.
+    weight_at_position: largest mean of the largest weight at some position.
   """
 
   weight: float
   ratio: float
   entropy: float
   max_weight: float
+  weight_at_position: float
 
   @classmethod
   def of(cls, analyses: Sequence[Analysis]) -> "Scales":
@@ -55,6 +57,10 @@ class Scales:
       entropy=max((read.uniform_entropy for read in reads), default=1.0),
       max_weight=max(
         (r.max_weight + r.max_weight_std for r in reads), default=1.0
+      ),
+      weight_at_position=max(
+        (x for r in reads for x in r.max_weight_by_position if x is not None),
+        default=1.0,
       ),
     )
 

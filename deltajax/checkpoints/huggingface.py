@@ -114,7 +114,8 @@ def load_pretrained(
       5, the released AttnRes layout, or deltajax's own.
     routing: makes a `standard` model a routed one, with its routing parameters
       as they are initialised. With `gate="scalar"` every additive variant then
-      computes the model that was read, bit for bit. None: as stored.
+      computes the model that was read: bit for bit, but for how a compiler may
+      round float32. None: as stored.
     param_dtype: `float32` or `bfloat16`. None: as stored, which is float32
       unless all tensors are bfloat16.
     shardings: a tree like the parameters of `jax.sharding.Sharding`s, or one

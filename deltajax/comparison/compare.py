@@ -47,14 +47,15 @@ def compare(
   for arm, own in by_arm.items():
     if not own:
       raise ConfigError(
-        f"all runs of arm {arm} died; name the others with --arms."
+        f"all runs of arm {arm} died; leave it out of the comparison, with"
+        " --arms if the command has it."
       )
   scores = {arm: [_score(run) for run in own] for arm, own in by_arm.items()}
   common = common_seeds(scores.values())
   if not common:
     raise ConfigError(
-      "no seed is left of which all arms are done; name arms that have one in"
-      " common with --arms."
+      "no seed is left of which all arms are done; compare arms that have one"
+      " in common, with --arms if the command has it."
     )
   base = comparison.base
   memory_of, costs = _costs(comparison.baseline, by_arm)
@@ -137,13 +138,19 @@ def _arm_result(
   common: Collection[int],
 ) -> ArmResult:
   start = runs[0].start
+  ranked = [score for score in scores if score.seed in common]
   return ArmResult(
     name=name,
     variant=runs[0].planned.config.model.routing.variant,
     overrides=dict(overrides),
     parameters=start.parameters,
     routing_parameters=start.routing_parameters,
-    mean_loss=statistics.fmean(x.loss for x in scores if x.seed in common),
+    mean_loss=statistics.fmean(x.loss for x in ranked),
+    bits_per_byte=statistics.fmean(x.bits_per_byte for x in ranked),
+    routing={
+      name: statistics.fmean(x.routing[name] for x in ranked)
+      for name in ranked[0].routing
+    },
     runs=list(scores),
   )
 
@@ -162,7 +169,8 @@ def _pair_result(
 
   losses = differences(lambda score: score.loss)
   found = paired_statistics(losses)
-  first, second = runs[pair.arm][0].start, runs[pair.baseline][0].start
+  arm, baseline = runs[pair.arm][0], runs[pair.baseline][0]
+  first, second = arm.start, baseline.start
   curves = [
     (one[seed].training.values, other[seed].training.values) for seed in seeds
   ]
@@ -172,6 +180,8 @@ def _pair_result(
     seeds=seeds,
     differences=losses,
     statistics=found,
+    same_optimizer=arm.planned.config.optimizer
+    == baseline.planned.config.optimizer,
     perplexity_change=100 * math.expm1(found.mean),
     bits_per_byte=statistics.fmean(differences(lambda x: x.bits_per_byte)),
     parameter_change=100 * (first.parameters / second.parameters - 1),

@@ -160,6 +160,7 @@ def _losses(result: ComparisonResult) -> Any:
   axes.set_xticks(
     range(len(arms)), [arm.name for arm in arms], rotation=40, ha="right"
   )
+  axes.set_xlabel("arm, lowest mean first")
   axes.set_ylabel("validation loss, nats per token")
   axes.grid(axis="y", color="#dddddd", linewidth=0.6)
   axes.set_axisbelow(True)

@@ -73,7 +73,7 @@ def finished_runs(
   if failures and not exclude_failed:
     raise RunStopped(
       f"{len(failures)} of {len(runs)} runs died; the same command tries them"
-      " again, --exclude-failed leaves them out of the report.\n"
+      " again, with --exclude-failed it does without them.\n"
       + "\n".join(map(str, failures))
     )
   missing = [x for x in runs if x not in died and not is_finished(x)]
@@ -87,6 +87,11 @@ def finished_runs(
   found = [FinishedRun.read(run) for run in runs if run not in died]
   check_comparable(found)
   return found
+
+
+def check_finished(runs: Sequence[PlannedRun]) -> None:
+  """Raises ConfigError if the runs that are done cannot be compared."""
+  check_comparable([FinishedRun.read(run) for run in runs if is_finished(run)])
 
 
 def check_comparable(runs: Sequence[FinishedRun]) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 import platform
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import traverse_util
 import numpy as np
@@ -33,6 +33,7 @@ from deltajax.training.step import Trainer, TrainState
 START = "start.json"
 OUTCOME = "outcome.json"
 _BATCHES_COMPARED = 4
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,16 +179,14 @@ def write(path: pathlib.Path, values: Any) -> None:
 
 def read_start(run: pathlib.Path) -> Start:
   """What a run directory says of its start; raises ConfigError if nothing."""
-  values = _read(run / START)
-  data = from_dict(DataIdentity, values.pop("data"))
-  return Start(data=data, **values)
+  return _read(Start, run / START)
 
 
 def read_outcome(run: pathlib.Path) -> Outcome | None:
   """How a run ended; None if it has not."""
   if not (run / OUTCOME).exists():
     return None
-  return Outcome(**_read(run / OUTCOME))
+  return _read(Outcome, run / OUTCOME)
 
 
 def read_metrics(run: pathlib.Path) -> Sequence[Mapping[str, float]]:
@@ -199,14 +198,14 @@ def read_metrics(run: pathlib.Path) -> Sequence[Mapping[str, float]]:
     raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read(cls: type[T], path: pathlib.Path) -> T:
   try:
-    values: dict[str, Any] = json.loads(path.read_text())
-  except (OSError, ValueError) as error:
+    return from_dict(cls, json.loads(path.read_text()))
+  # A TypeError is a field that is missing.
+  except (OSError, ValueError, TypeError) as error:
     raise ConfigError(
       f"{path} cannot be read: {error}. Is it a run of train.compare?"
     ) from None
-  return values
 
 
 def _digest_of(x: Any) -> str:

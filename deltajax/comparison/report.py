@@ -8,7 +8,7 @@ from deltajax.comparison import figures, tables
 from deltajax.comparison.plan import Comparison
 from deltajax.comparison.results import ComparisonResult, SCHEMA, VERSION
 from deltajax.config import ConfigError, to_dict
-from deltajax.files import write_file
+from deltajax.files import temporary_of, write_file
 
 JSON_NAME = "comparison.json"
 MARKDOWN_NAME = "comparison.md"
@@ -20,7 +20,8 @@ def check_output(out: pathlib.Path) -> None:
   """Raises ConfigError unless a directory is new or that of a comparison."""
   if out.exists() and not out.is_dir():
     raise ConfigError(f"--out {out} is a file, not a directory.")
-  others = sorted(x.name for x in out.glob("*") if x.name not in _OURS)
+  ours = {*_OURS, *(temporary_of(out / x).name for x in _OURS)}
+  others = sorted(x.name for x in out.glob("*") if x.name not in ours)
   if others:
     raise ConfigError(
       f"--out {out} holds {others[0]!r}, which is no part of a comparison; name"

@@ -6,7 +6,6 @@ the last update. Differences are those of an arm minus its baseline.
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-import statistics
 from typing import Any
 
 from deltajax.comparison.paired import PairedStatistics
@@ -64,8 +63,10 @@ class ArmResult:
     overrides: fields in which it differs from the base.
     parameters: how many there are.
     routing_parameters: how many of them route over depth.
-    mean_loss: over the seeds of which no run died, so that arms can be ranked
-      by it.
+    mean_loss: over the seeds of which no run of any arm died, so that arms can
+      be ranked by it.
+    bits_per_byte: mean over the same seeds.
+    routing: mean of `RunScore.routing` over the same seeds.
     runs: one for each seed.
   """
 
@@ -75,14 +76,9 @@ class ArmResult:
   parameters: int
   routing_parameters: int
   mean_loss: float
+  bits_per_byte: float
+  routing: dict[str, float]
   runs: list[RunScore]
-
-  def mean_routing(self) -> dict[str, float]:
-    """The numbers of `RunScore.routing`, over seeds."""
-    return {
-      name: statistics.fmean(run.routing[name] for run in self.runs)
-      for name in self.runs[0].routing
-    }
 
 
 def common_seeds(arms: Iterable[Sequence[RunScore]]) -> set[int]:
@@ -104,6 +100,7 @@ class PairResult:
     seeds: of the pairs.
     differences: of the losses, nats per token, one for each seed.
     statistics: of these.
+    same_optimizer: whether both have the same optimizer, its schedule included.
     perplexity_change: of the mean difference, percent.
     bits_per_byte: mean difference of bits per byte.
     parameter_change: how many more parameters, percent.
@@ -116,6 +113,7 @@ class PairResult:
   seeds: list[int]
   differences: list[float]
   statistics: PairedStatistics
+  same_optimizer: bool
   perplexity_change: float
   bits_per_byte: float
   parameter_change: float

@@ -66,16 +66,25 @@ def find_failure(run: PlannedRun) -> Failure | None:
   return Failure(run, int(paths.exit_code.read_text()), paths.tail())
 
 
-def spent_seconds(out: pathlib.Path) -> float:
-  """How long all processes of a comparison ran, compilation included."""
-  files = (out / "logs").glob("*/seed-*.seconds")
-  return sum(float(line) for x in files for line in x.read_text().split())
+def spent_seconds(runs: Sequence[PlannedRun]) -> float:
+  """How long all processes of runs took, compilation included.
+
+  Those that died are counted; not one whose parent was killed with it.
+  """
+  files = [_Paths(run).seconds for run in runs]
+  return sum(
+    float(line)
+    for file in files
+    if file.exists()
+    for line in file.read_text().split()
+  )
 
 
 def execute(
   runs: Sequence[PlannedRun],
   command: Sequence[str],
   log: Callable[[str], None] = print,
+  check: Callable[[], None] = lambda: None,
 ) -> list[Failure]:
   """Trains what is not trained yet; returns the runs that died.
 
@@ -84,6 +93,8 @@ def execute(
     command: starts a process that trains; it is given the directory of a run
       as one more argument, and the config as JSON on its input.
     log: takes lines for the console.
+    check: is called first, and after each run that is done; ends all by
+      raising.
 
   Raises:
     ConfigError: if a process finds that its run cannot be trained as it is.
@@ -92,6 +103,7 @@ def execute(
     KeyboardInterrupt: after Ctrl-C.
   """
   failures = []
+  check()
   for number, run in enumerate(runs, 1):
     if is_finished(run):
       continue
@@ -104,6 +116,7 @@ def execute(
       )
     if exit_code == 0 and is_finished(run):
       log(f"          validation loss {_final_loss(run):.4f}")
+      check()
       continue
     paths = _Paths(run)
     if exit_code in (INTERRUPTED, -signal.SIGINT):

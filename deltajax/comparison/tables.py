@@ -1,7 +1,6 @@
 """A comparison as Markdown tables."""
 
 from collections.abc import Mapping, Sequence
-import statistics
 from typing import Any
 
 from deltajax.comparison.paired import Interval
@@ -13,6 +12,7 @@ from deltajax.comparison.results import (
 )
 
 COST_HEADING = "## Cost"
+_OTHER_OPTIMIZER = "†"
 SHARPNESS = (
   "Largest weight of a read and its entropy in nats, each beside that of a"
   " uniform read: means over the sublayers that see more than one source."
@@ -29,8 +29,7 @@ def markdown(result: ComparisonResult) -> str:
     "## Arms",
     arms_table(result),
   ]
-  routing = [(arm.name, arm.mean_routing()) for arm in result.arms]
-  routing = [(name, values) for name, values in routing if values]
+  routing = [(arm.name, arm.routing) for arm in result.arms if arm.routing]
   if routing:
     parts += [
       "## Routing",
@@ -50,7 +49,7 @@ def differences_text(result: ComparisonResult) -> str:
     " mean over seeds"
   )
   seeds = len(result.seeds)
-  if seeds > 1:
+  if 1 < seeds < 10:
     text += (
       f"; with {seeds} seeds the t interval is the one to believe, and the"
       " bootstrap's is too narrow"
@@ -61,6 +60,11 @@ def differences_text(result: ComparisonResult) -> str:
     f" without any difference, {0.05 * pairs:.1f} intervals leave out 0 on"
     " average."
   )
+  if not all(pair.same_optimizer for pair in result.pairs):
+    text += (
+      f" Arms marked {_OTHER_OPTIMIZER} were trained with another optimizer or"
+      " schedule than what they are compared with."
+    )
   return f"{text}\n\n{differences_table(result)}"
 
 
@@ -80,7 +84,7 @@ def differences_table(result: ComparisonResult) -> str:
 def _pair_row(pair: PairResult) -> list[str]:
   found = pair.statistics
   return [
-    pair.arm,
+    pair.arm + ("" if pair.same_optimizer else f" {_OTHER_OPTIMIZER}"),
     pair.baseline,
     f"{found.mean:+.4f}",
     _interval(found.t_interval),
@@ -105,13 +109,12 @@ def arms_table(result: ComparisonResult) -> str:
 
 def _arm_row(arm: ArmResult, seeds: Sequence[int]) -> list[str]:
   losses = {run.seed: f"{run.loss:.4f}" for run in arm.runs}
-  bits = statistics.fmean(run.bits_per_byte for run in arm.runs)
   share = arm.routing_parameters / arm.parameters
   return [
     arm.name,
     f"{arm.mean_loss:.4f}",
     *(losses.get(seed, "died") for seed in seeds),
-    f"{bits:.4f}",
+    f"{arm.bits_per_byte:.4f}",
     f"{arm.parameters:,}",
     f"{arm.routing_parameters:,} ({share:.3%})",
     str(sum(run.skipped for run in arm.runs)),

@@ -149,10 +149,11 @@ def test_what_is_reported(comparison, trained):
     [2.15 + 1 / step for step in STEPS]
   )
   assert arm.runs[1].validation.steps == [60]
-  assert arm.mean_routing() == pytest.approx(
+  assert arm.bits_per_byte == pytest.approx(2.025 / math.log(2))
+  assert arm.routing == pytest.approx(
     {"max_weight": 0.6, "uniform_weight": 0.3}
   )
-  assert plain.mean_routing() == {}
+  assert plain.routing == {}
   cost = result.costs[1]
   assert cost.relative_speed == pytest.approx(840 / 1040)
   assert (result.memory_of, cost.relative_memory) == ("step", 1.5)
@@ -235,6 +236,16 @@ def test_other_initial_parameters_are_refused(comparison, copy):
     result_of(comparison, copy)
 
 
+@pytest.mark.parametrize("name", [START, OUTCOME])
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"step": 60, "more": 1}'])
+def test_damaged_records_are_told(comparison, copy, name, text):
+  path = copy / "runs/rd_tied/seed-0" / name
+  path.write_text(text)
+  message = f"{path} cannot be read: .*Is it a run of train.compare"
+  with pytest.raises(ConfigError, match=message):
+    result_of(comparison, copy)
+
+
 def test_another_shape_is_not_shared(comparison, copy):
   def change(values):
     name = "mlp"
@@ -313,10 +324,29 @@ def test_runs_that_died_are_left_out_only_when_told(comparison, copy):
   assert means == pytest.approx(
     {"standard": 2.0, "attnres_block": 1.9, "rd_tied": 1.9}
   )
+  for arm in result.arms:
+    assert arm.bits_per_byte == pytest.approx(arm.mean_loss / math.log(2))
   report.write_report(copy, comparison, result)
   text = tables.markdown(result)
   assert "Left out, because they died: rd_tied seed 4 (exit code -9)" in text
   assert "| died |" in text
+
+
+def test_another_optimizer_is_told(comparison, copy):
+  assert "†" not in tables.markdown(result_of(comparison, copy))
+  arms = {
+    **comparison.arms,
+    "rd_tied": {
+      **comparison.arms["rd_tied"],
+      "optimizer.learning_rate": 9e-3,
+    },
+  }
+  text = tables.markdown(
+    result_of(dataclasses.replace(comparison, arms=arms), copy)
+  )
+  assert "Arms marked † were trained with another optimizer" in text
+  assert text.count("| rd_tied † | ") == 2
+  assert "| attnres_block † | " not in text
 
 
 def test_another_commit_is_told(comparison, copy):
@@ -342,6 +372,11 @@ def test_an_arm_of_which_nothing_is_left(comparison, copy):
   died(copy, "rd_tied", 4, 3)
   with pytest.raises(ConfigError, match="all runs of arm rd_tied died"):
     result_of(part, copy, exclude_failed=True)
+
+
+def test_what_a_kill_leaves_is_no_hindrance(copy):
+  (copy / "comparison.json.tmp").write_text("{")
+  report.check_output(copy)
 
 
 def test_output_that_is_something_else(tmp_path):

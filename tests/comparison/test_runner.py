@@ -41,9 +41,9 @@ def runs(tmp_path):
   return comparison.runs(tmp_path / "out")
 
 
-def execute(runs, program, lines=None):
+def execute(runs, program, lines=None, **options):
   log = [].append if lines is None else lines.append
-  return runner.execute(runs, [sys.executable, "-c", program], log)
+  return runner.execute(runs, [sys.executable, "-c", program], log, **options)
 
 
 def test_what_is_done_is_not_done_again(runs):
@@ -61,7 +61,9 @@ def test_what_is_done_is_not_done_again(runs):
   seconds = log.with_suffix(".seconds")
   with seconds.open("a") as file:
     file.write("100.5\n")
-  assert 100.5 <= runner.spent_seconds(log.parents[2]) < 160
+  assert 100.5 <= runner.spent_seconds(runs) < 160
+  # Not those of other seeds.
+  assert runner.spent_seconds(runs[:2]) < 60
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,22 @@ def test_a_run_that_cannot_be_stops_the_others(runs):
   with pytest.raises(ConfigError, match="a seed 0 cannot be trained:\nerror: "):
     execute(runs, program)
   assert runner.find_failure(runs[0]) is None
+
+
+def test_what_cannot_be_compared_ends_all_at_once(runs):
+  """Not when hours are spent: after the run that shows it."""
+
+  def check():
+    if runner.is_finished(runs[1]):
+      raise ConfigError("b began with other values")
+
+  with pytest.raises(ConfigError, match="b began with other values"):
+    execute(runs, FINISH, check=check)
+  assert [runner.is_finished(run) for run in runs] == [True, True, False, False]
+  # Nor does the same command go on.
+  with pytest.raises(ConfigError, match="b began with other values"):
+    execute(runs, FINISH, check=check)
+  assert not runner.is_finished(runs[2])
 
 
 def test_ctrl_c_in_a_process_ends_all(runs):

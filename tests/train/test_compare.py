@@ -150,3 +150,15 @@ def test_runs_that_are_missing_or_others(config, whole, arguments, message):
   with pytest.raises(ConfigError, match=message):
     command([str(config), "--out", str(whole), *arguments])
   assert sorted(whole.rglob("*")) == before
+
+
+def test_runs_that_cannot_be_compared_train_no_others(config, whole, tmp_path):
+  out = shutil.copytree(whole, tmp_path / "out")
+  start = out / "runs/tied/seed-0/start.json"
+  values = json.loads(start.read_text())
+  values["data"]["order"] = "0" * 64
+  start.write_text(json.dumps(values))
+  arms = ("--arms", "parent", "tied", "--seeds", "0", "7")
+  with pytest.raises(ConfigError, match="its training rows in another order"):
+    command([str(config), "--out", str(out), *arms])
+  assert not (out / "runs/parent/seed-7").exists()

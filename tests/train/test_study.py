@@ -56,6 +56,8 @@ def test_tunes_compares_looks_inside_and_writes(config, tmp_path):
   assert done.returncode == 0, done.stderr
   # The low rate learns nothing in eight updates.
   assert "delta_block: high, for standard, delta_block" in done.stdout
+  left_out = "Left out, because they died: delta_block+dies seed"
+  assert left_out in (out / "tuning/comparison.md").read_text()
   text = (out / "study.md").read_text()
   for part in (
     "| arm | dies | low | high | used by |",
