@@ -1,5 +1,6 @@
 """Settings and data of the whole suite."""
 
+import importlib
 import os
 import pathlib
 import tempfile
@@ -25,6 +26,23 @@ def quick_compiles():
   jax.config.update(name, True)
   yield
   jax.config.update(name, before)
+
+
+@pytest.fixture
+def run_command(tmp_path, monkeypatch, capsys):
+  """Runs a documented command in a directory that has the recipes."""
+  from tests.helpers import ROOT
+
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  monkeypatch.chdir(tmp_path)
+
+  def run(words, *more):
+    assert words[:2] == ["python", "-m"]
+    module = importlib.import_module(words[2])
+    module.command([*words[3:], *map(str, more)])
+    return capsys.readouterr().out
+
+  return run
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Commands of the README run, as they stand."""
 
-import importlib
 import re
 import shlex
 import shutil
@@ -42,28 +41,13 @@ def write_fineweb_edu(directory, documents):
 
 
 def commands_with(text):
-  """The commands of the block of the README that has this text."""
+  """The commands of the block of the README that has this text, as words."""
   blocks = re.findall(r"(?:^    .*\n)+", README, re.MULTILINE)
   (block,) = [x for x in blocks if text in x]
   return [
     shlex.split(x, comments=True)
     for x in block.replace("\\\n", "").splitlines()
   ]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-  """Runs a command in a directory that has the recipes."""
-  (tmp_path / "configs").symlink_to(ROOT / "configs")
-  monkeypatch.chdir(tmp_path)
-
-  def run(command, *more):
-    assert command[:2] == ["python", "-m"]
-    module = importlib.import_module(command[2])
-    module.command([*command[3:], *map(str, more)])
-    return capsys.readouterr().out
-
-  return run
 
 
 SHORTER = (
@@ -73,22 +57,22 @@ SHORTER = (
 
 
 @pytest.mark.usefixtures("quick_compiles")
-def test_from_parquet_to_the_figures_of_a_test_set(run, tmp_path):
+def test_from_parquet_to_the_figures_of_a_test_set(run_command, tmp_path):
   """The commands as they stand, with a smaller model and fewer updates."""
   write_fineweb_edu(tmp_path / "fineweb-edu", 300)
   prepare, pretrain, evaluate = commands_with("train.prepare_data build")
-  assert "300 documents" in run(prepare)
+  assert "300 documents" in run_command(prepare)
   smaller = ("--model.num-layers", "4", "--model.width", "32")
-  printed = run(pretrain, *SHORTER, *smaller)
+  printed = run_command(pretrain, *SHORTER, *smaller)
   assert re.search(r"^test: +[\d.]+ bits per byte", printed, re.M), printed
-  printed = run(evaluate)
+  printed = run_command(evaluate)
   assert re.search(r"split test: (\d+) of \1 rows", printed), printed
   assert (tmp_path / "test.json").exists()
 
 
 @pytest.mark.usefixtures("quick_compiles")
 def test_from_a_pretrained_model_to_a_routed_one(
-  run, corpus, small_tokenizer, tmp_path
+  run_command, corpus, small_tokenizer, tmp_path
 ):
   """The commands as they stand, on a small model and another corpus."""
   download, *commands = commands_with("train.convert import")
@@ -113,7 +97,7 @@ def test_from_a_pretrained_model_to_a_routed_one(
     "train.analyze": ("--rows", "4"),
     "train.generate": ("--max-new-tokens", "3"),
   }
-  printed = [run(x, *more.get(x[2], ())) for x in commands]
+  printed = [run_command(x, *more.get(x[2], ())) for x in commands]
   for text, part in zip(
     printed,
     (
