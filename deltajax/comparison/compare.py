@@ -122,11 +122,11 @@ def _binned(curve: Curve) -> Curve:
   values = np.asarray(curve.values)
   good = np.isfinite(values)
   values = np.interp(curve.steps, np.asarray(curve.steps)[good], values[good])
-  size = -(-len(curve.steps) // _BINS) or 1
-  starts = range(0, len(curve.steps), size)
+  # Bins of nearly equal size: a last one of a single update would be a spike.
+  number = min(_BINS, len(values))
   return Curve(
-    [curve.steps[i : i + size][-1] for i in starts],
-    [float(values[i : i + size].mean()) for i in starts],
+    [int(x[-1]) for x in np.array_split(curve.steps, number)],
+    [float(x.mean()) for x in np.array_split(values, number)],
   )
 
 
