@@ -19,6 +19,8 @@ JSON_NAME = "routing.json"
 REPORT_NAME = "report.html"
 FIGURES = "figures"
 _WHAT = "an analysis"
+# In the title of a report.
+_MOST_NAMES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,21 +101,28 @@ def report_page(
 ) -> str:
   """The report as HTML, models side by side."""
   names = ", ".join(subject.name for subject in subjects)
+  if len(subjects) > _MOST_NAMES:
+    names = f"{len(subjects)} models"
   facts = "; ".join(
     f"{key.replace('_', ' ')} {_shown(value)}" for key, value in data.items()
   )
-  sources = "; ".join(
+  sources = [
     f"{subject.name}: {subject.source}, {subject.analysis.tokens:,} tokens"
     for subject in subjects
-  )
+  ]
+  of_note: dict[str, list[str]] = {}
+  for subject in subjects:
+    for note in subject.analysis.notes:
+      of_note.setdefault(note, []).append(subject.name)
   notes = [
-    f"<li><b>{_text(subject.name)}</b>: {_text(note)}</li>"
-    for subject in subjects
-    for note in subject.analysis.notes
+    f"<li><b>{_text(', '.join(found))}</b>: {_text(note)}</li>"
+    for note, found in of_note.items()
   ]
   parts = [
     f"<h1>Routing of {_text(names)}</h1>",
-    f"<p class=facts>Data: {_text(facts)}. Models: {_text(sources)}.</p>",
+    f"<p class=facts>Data: {_text(facts)}.</p>",
+    "<details class=facts><summary>Where the models come from</summary>"
+    f"<ul>{''.join(f'<li>{_text(x)}</li>' for x in sources)}</ul></details>",
     "<h2>At a glance</h2>",
     _totals_table(subjects),
     "<p>Means over tokens, heads and all sublayers that see more than one"
