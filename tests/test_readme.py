@@ -2,12 +2,12 @@
 
 import re
 import shlex
-import shutil
 
 import pytest
 
 import deltajax
-from tests.helpers import initial_params, ROOT, tiny_config
+from deltajax import testing
+from tests.helpers import ROOT
 
 README = (ROOT / "README.md").read_text()
 
@@ -71,23 +71,11 @@ def test_from_parquet_to_the_figures_of_a_test_set(run_command, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_compiles")
-def test_from_a_pretrained_model_to_a_routed_one(
-  run_command, corpus, small_tokenizer, tmp_path
-):
+def test_from_a_pretrained_model_to_a_routed_one(run_command, corpus, tmp_path):
   """The commands as they stand, on a small model and another corpus."""
   download, *commands = commands_with("train.convert import")
   assert download == ["make", "smollm2"]
-  config = tiny_config(
-    "standard",
-    vocab_size=300,
-    num_layers=4,
-    dtype="float32",
-    param_dtype="float32",
-  )
-  model = tmp_path / "runs/smollm2"
-  deltajax.save_pretrained(model, config, initial_params(config))
-  for file in small_tokenizer.iterdir():
-    shutil.copy(file, model)
+  testing.write_model(tmp_path / "runs/smollm2", num_layers=4)
   more = {
     "train.finetune": (
       *SHORTER,

@@ -1,13 +1,11 @@
 """Commands of the tutorials run, as they stand, on a small run and model."""
 
 import json
-import shutil
 
 import pytest
 
-import deltajax
+from deltajax import testing
 from tests.docs.test_code import commands
-from tests.helpers import initial_params, tiny_config
 
 SMALLER = (
   *("--model.num-layers", "4", "--model.width", "32"),
@@ -62,15 +60,9 @@ def test_from_training_to_reports(run_command, corpus, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_compiles")
-def test_a_model_directory(run_command, small_tokenizer, tmp_path):
+def test_a_model_directory(run_command, tmp_path):
   """The rest of convert.md and finetune.md is in the README, too."""
-  model = tmp_path / "runs/smollm2"
-  config = tiny_config(
-    "standard", vocab_size=300, dtype="float32", param_dtype="float32"
-  )
-  deltajax.save_pretrained(model, config, initial_params(config))
-  for file in small_tokenizer.iterdir():
-    shutil.copy(file, model)
+  testing.write_model(tmp_path / "runs/smollm2")
   inspect = shown("convert")[0]
   assert "parameters" in run_command(inspect)
   _, prompt = shown("generate")
